@@ -1,0 +1,1 @@
+"""How it is run: command line, workers, experiments and records."""

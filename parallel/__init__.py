@@ -1,0 +1,1 @@
+"""How it is partitioned: mesh, communication, plans, pipeline, prediction and engines."""

@@ -1,0 +1,233 @@
+"""Who sends: the one issuer of communication in the native engine.
+
+`Comm` holds the process groups of one mesh for one rank and the verbs on them. It is handed down, nothing is global.
+Each verb issues the operation and writes one event; over a group of one rank it does neither and returns at once, so
+that degree 1 is plain PyTorch. Verbs over tensors return a `Pending`: `wait()` before the result is used.
+
+Groups are named: the axes `dp pp cp tp`, `model` (pp x cp x tp, all that hold one replica of the model), `kv_replica`
+(ranks with the same KV head) and `tied:<name>` (stages with a copy of one parameter). Control messages
+(`gather_objects`, `barrier`) are no events: they never happen inside a step.
+"""
+
+import dataclasses
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from parallel.ledger import Event, Ledger, Operation, Phase
+from parallel.mesh import AXES, Coordinate, Mesh
+from parallel.plan import Plan
+
+# torch 2.13 renamed the two; older releases know only the first name of each pair.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+Reduction = Literal["sum", "max"]
+_REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
+Group = Any
+"""torch.distributed.ProcessGroup; typed loosely because builds without distributed lack the class."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Site:
+    """Where in the model a communication happens, and whose stream it carries."""
+
+    name: str
+    stream: str = "none"
+
+
+class Pending(Protocol):
+    """A communication under way."""
+
+    def wait(self) -> Any:
+        """Blocks (or orders the device's stream) until the result may be used."""
+
+
+class Done:
+    """Nothing was sent."""
+
+    def wait(self) -> None:
+        return
+
+
+_DONE = Done()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Transfer:
+    """One tensor to send to, or buffer to fill from, the stage `offset` stages away."""
+
+    operation: Literal["send", "receive"]
+    tensor: Tensor
+    offset: int
+    site: Site
+
+
+class Groups:
+    """Makes process groups once and keeps them: many layouts of one world share most of theirs.
+
+    Making a group is collective: every rank of the world must ask for the same lists in the same order.
+    """
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self._timeout = datetime.timedelta(seconds=timeout_seconds)
+        self._made: dict[tuple[int, ...], Group] = {}
+
+    def make(self, rank_lists: Sequence[tuple[int, ...]], rank: int) -> tuple[Group, tuple[int, ...]]:
+        """Makes a group for every list and returns the one `rank` is in; (None, ()) when it is in none."""
+        mine: tuple[Group, tuple[int, ...]] = (None, ())
+        for ranks in rank_lists:
+            if len(ranks) > 1 and ranks not in self._made:
+                self._made[ranks] = dist.new_group(list(ranks), timeout=self._timeout)
+            if rank in ranks:
+                mine = (self._made.get(ranks), ranks)
+        return mine
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Named:
+    group: Group
+    ranks: tuple[int, ...]
+
+
+class Comm:
+    """The groups and verbs of one rank on one mesh.
+
+    `phase` is set by whoever runs the step; a forward collective that runs while the phase is `backward` belongs to a
+    recomputation and is written as such.
+    """
+
+    def __init__(self, *, mesh: Mesh, rank: int, groups: Mapping[str, _Named], device: torch.device) -> None:
+        self.mesh = mesh
+        self.rank = rank
+        self.coordinate: Coordinate = mesh.coordinate(rank)
+        self.device = device
+        self.ledger = Ledger()
+        self.phase: Phase = "forward"
+        self._groups = dict(groups)
+
+    @classmethod
+    def create(cls, *, plan: Plan, rank: int, groups: Groups, device: torch.device) -> "Comm":
+        """Makes or finds every group that a plan needs. Collective over the world.
+
+        Raises ValueError when the plan's degrees are not the world's size.
+        """
+        mesh = plan.layout.mesh
+        plan.layout.check_world(dist.get_world_size() if dist.is_initialized() else 1)
+        named: dict[str, _Named] = {}
+        for axis in AXES:
+            named[axis] = _Named(*groups.make(mesh.groups(axis), rank))
+        named["model"] = _Named(*groups.make(mesh.groups("pp", "cp", "tp"), rank))
+        replicas = max(1, mesh.tp // plan.config.num_kv_heads)
+        named["kv_replica"] = _Named(*groups.make(_runs(mesh.groups("tp"), replicas), rank))
+        for shared in plan.shared:
+            lists = [tuple(line[stage] for stage in sorted(shared.stages)) for line in mesh.groups("pp")]
+            named[f"tied:{shared.name}"] = _Named(*groups.make(lists, rank))
+        return cls(mesh=mesh, rank=rank, groups=named, device=device)
+
+    def size(self, axis: str) -> int:
+        """Ranks in this rank's group along `axis`; 1 when it is in none."""
+        return max(1, len(self._groups[axis].ranks))
+
+    def position(self, axis: str) -> int:
+        """This rank's place in its group along `axis`."""
+        ranks = self._groups[axis].ranks
+        return ranks.index(self.rank) if ranks else 0
+
+    def forward_phase(self) -> Phase:
+        """Phase of a collective that belongs to a forward: `recompute` while a backward runs."""
+        return "recompute" if self.phase == "backward" else self.phase
+
+    # ---- collectives ------------------------------------------------------------------------------------------
+
+    def all_reduce(
+        self, tensor: Tensor, axis: str, *, site: Site, phase: Phase, reduction: Reduction = "sum"
+    ) -> Pending:
+        """Reduces `tensor` in place over the group."""
+        if self.size(axis) == 1:
+            return _DONE
+        self._write("all_reduce", axis, tensor, site, phase)
+        return self._pending(
+            dist.all_reduce(tensor, op=_REDUCTIONS[reduction], group=self._groups[axis].group, async_op=True)
+        )
+
+    def all_gather(self, shard: Tensor, axis: str, *, site: Site, phase: Phase) -> tuple[Tensor, Pending]:
+        """Concatenates the group's equal shards along dim 0, in the order of the ranks."""
+        if self.size(axis) == 1:
+            return shard, _DONE
+        whole = shard.new_empty((self.size(axis) * shard.shape[0], *shard.shape[1:]))
+        self._write("all_gather", axis, whole, site, phase)
+        work = _all_gather(whole, shard.contiguous(), group=self._groups[axis].group, async_op=True)
+        return whole, self._pending(work)
+
+    def reduce_scatter(self, whole: Tensor, axis: str, *, site: Site, phase: Phase) -> tuple[Tensor, Pending]:
+        """Sums `whole` over the group and keeps this rank's equal slice of dim 0."""
+        size = self.size(axis)
+        if size == 1:
+            return whole, _DONE
+        assert whole.shape[0] % size == 0, f"{site.name}: length {whole.shape[0]} over {size} ranks"
+        shard = whole.new_empty((whole.shape[0] // size, *whole.shape[1:]))
+        self._write("reduce_scatter", axis, whole, site, phase)
+        work = _reduce_scatter(shard, whole.contiguous(), group=self._groups[axis].group, async_op=True)
+        return shard, self._pending(work)
+
+    # ---- point to point ---------------------------------------------------------------------------------------
+
+    def exchange(self, transfers: Sequence[Transfer]) -> list[Pending]:
+        """Issues sends and receives with neighbouring stages as one batch; one `Pending` a transfer, in order."""
+        pp = self._groups["pp"]
+        operations = []
+        for transfer in transfers:
+            peer = pp.ranks[self.coordinate.pp + transfer.offset]
+            phase: Phase = "forward" if (transfer.operation == "send") == (transfer.offset > 0) else "backward"
+            self._write(transfer.operation, "pp", transfer.tensor, transfer.site, phase)
+            verb = dist.isend if transfer.operation == "send" else dist.irecv
+            operations.append(dist.P2POp(verb, transfer.tensor, peer, group=pp.group))
+        works = dist.batch_isend_irecv(operations)
+        if len(works) == len(transfers):
+            return list(works)
+        # NCCL coalesces a batch into one handle: every transfer is done when it is.
+        return [works[-1]] * len(transfers)
+
+    # ---- control, outside of steps ------------------------------------------------------------------------------
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Values of all ranks, on every rank, in the order of the ranks."""
+        if self.mesh.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.mesh.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def barrier(self) -> None:
+        """Waits for all ranks."""
+        if self.mesh.size > 1:
+            dist.barrier()
+
+    def _write(self, operation: Operation, axis: str, tensor: Tensor, site: Site, phase: Phase) -> None:
+        self.ledger.write(
+            Event(
+                operation=operation,
+                axis=axis.partition(":")[0],
+                group_size=2 if operation in ("send", "receive") else self.size(axis),
+                payload_bytes=tensor.numel() * tensor.element_size(),
+                site=site.name,
+                stream=site.stream,
+                phase=phase,
+            )
+        )
+
+    @staticmethod
+    def _pending(work: Pending | None) -> Pending:
+        assert work is not None, "this rank is not in the group"
+        return work
+
+
+def _runs(groups: Sequence[tuple[int, ...]], length: int) -> list[tuple[int, ...]]:
+    """Each group cut into runs of `length` neighbours."""
+    return [group[start : start + length] for group in groups for start in range(0, len(group), length)]

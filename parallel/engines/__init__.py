@@ -1,0 +1,1 @@
+"""Who partitions and runs: one file an engine."""

@@ -1,0 +1,194 @@
+"""The native engine: plain tensors, explicit collectives, one executor.
+
+    plan + comm  ->  this rank's stage, sharded  ->  step(batch): pad, cut, run the schedule, synchronise, update
+
+The loss of a step is the sum of the cross-entropy over all microbatches and data-parallel ranks, divided by the labels
+of the whole step. Gradients, their global norm and the weights after an update equal one process's at every layout.
+Left out: learning-rate schedules, clipping, checkpoints.
+"""
+
+import dataclasses
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from models.architectures import build
+from models.batch import Batch
+from models.initial import canonical_name
+from models.model import Model
+from parallel.comm import Comm, Site
+from parallel.gradients import Gradients
+from parallel.parallelize import materialise, parallelize
+from parallel.pipeline import Observer, Pipeline, Unobserved
+from parallel.plan import Plan, Shard
+from parallel.sequence import microbatches, pad
+
+OptimizerName = Literal["sgd", "adamw"]
+Quantity = Literal["gradient", "weight"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StepFacts:
+    """What a step tells; the same on every rank."""
+
+    loss: float
+    loss_tokens: int
+    gradient_norm: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Gathered:
+    """Whole tensors put together from the shards of all ranks."""
+
+    tensors: dict[str, Tensor]
+    """By canonical name."""
+    replica_error: float
+    """Worst relative disagreement between ranks that hold copies of the same numbers."""
+    replica_name: str
+
+
+class NativeEngine:
+    """One rank of one layout of one model.
+
+    Args:
+        plan: the partitioning. Its world must be the one `comm` was made for.
+        comm: this rank's groups.
+        seed: of weights and dropout masks.
+        dtype: of parameters, activations and gradients.
+        device: where this rank computes.
+        optimizer: `sgd` or `adamw`, torch's own.
+        learning_rate: its step size.
+    """
+
+    def __init__(
+        self,
+        *,
+        plan: Plan,
+        comm: Comm,
+        seed: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        optimizer: OptimizerName = "sgd",
+        learning_rate: float = 1e-2,
+    ) -> None:
+        self.plan, self.comm, self.dtype, self.device = plan, comm, dtype, device
+        with torch.device("meta"):
+            model = build(plan.config)
+        self.model: Model = parallelize(model, plan, comm)
+        materialise(self.model, plan, comm, seed=seed, dtype=dtype, device=device)
+        self.model.mask_key.seed = seed
+        self.model.train()
+        self.gradients = Gradients(self.model, plan, comm)
+        self._pipeline = Pipeline(model=self.model, plan=plan, comm=comm, dtype=dtype)
+        parameters = list(self.model.parameters())
+        if optimizer == "sgd":
+            self.optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=learning_rate)
+        else:
+            self.optimizer = torch.optim.AdamW(parameters, lr=learning_rate, fused=True)
+
+    def step(self, batch: Batch, *, update: bool = True, observer: Observer | None = None) -> StepFacts:
+        """Forward, backward, synchronisation and (unless `update` is false) one optimizer step.
+
+        Args:
+            batch: this data-parallel rank's share of the step, on the host; see `parallel.sequence.deal`.
+            update: whether the weights change.
+            observer: entered around every action.
+        """
+        watch = observer or Unobserved()
+        comm = self.comm
+        self.gradients.zero()
+        comm.phase = "step"
+        loss_tokens = self._all_loss_tokens(batch)
+        padded = pad(batch, self.plan).to(self.device, self.dtype)
+        loss = self._pipeline.run(microbatches(padded, self.plan.layout), loss_tokens, watch)
+        comm.phase = "step"
+        with watch.synchronise():
+            self.gradients.synchronise()
+            norm = self.gradients.norm()
+            comm.all_reduce(loss, "dp", site=Site(name="loss.sum"), phase="step").wait()
+            comm.all_reduce(loss, "pp", site=Site(name="loss.sum"), phase="step").wait()
+            if update:
+                self.optimizer.step()
+                self.model.mask_key.step += 1
+        return StepFacts(loss=loss.item(), loss_tokens=loss_tokens, gradient_norm=norm)
+
+    # ---- what this rank holds ---------------------------------------------------------------------------------
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def parameter_bytes(self) -> int:
+        return sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
+
+    @property
+    def gradient_bytes(self) -> int:
+        return self.gradients.flat.numel() * self.gradients.flat.element_size()
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """Bytes of the optimizer's state tensors as they are; zero before its first step."""
+        states = (value for state in self.optimizer.state.values() for value in state.values())
+        return sum(value.numel() * value.element_size() for value in states if isinstance(value, Tensor))
+
+    def named_shards(self, quantity: Quantity) -> dict[str, tuple[Shard, Tensor]]:
+        """This rank's gradients or weights with the part of the whole that each is, by canonical name."""
+        shards = {}
+        for name, parameter in self.model.named_parameters():
+            tensor = self.gradients.views[name] if quantity == "gradient" else parameter.detach()
+            shards[canonical_name(self.plan.config, name)] = (self.plan.shard(name, self.comm.coordinate.tp), tensor)
+        return shards
+
+    def gather(self, quantity: Quantity) -> Gathered | None:
+        """Whole gradients or weights on rank 0, None elsewhere. Collective; for checks, not for speed."""
+        local = {name: (shard, tensor.cpu()) for name, (shard, tensor) in self.named_shards(quantity).items()}
+        everyone = self.comm.gather_objects(local)
+        return _put_together(everyone) if self.comm.rank == 0 else None
+
+    def _all_loss_tokens(self, batch: Batch) -> int:
+        count = torch.tensor(batch.num_loss_tokens(), device=self.device)
+        self.comm.all_reduce(count, "dp", site=Site(name="loss.tokens"), phase="step").wait()
+        return int(count.item())
+
+
+def _put_together(everyone: list[dict[str, tuple[Shard, Tensor]]]) -> Gathered:
+    """Fills whole tensors from shards; where several ranks hold the same rows, they are compared."""
+    sizes: dict[str, tuple[int, ...]] = {}
+    for held in everyone:
+        for name, (shard, tensor) in held.items():
+            size = list(tensor.shape)
+            if not shard.is_whole:
+                size[shard.dim] = max(stop for _, stop in shard.ranges)
+            sizes[name] = tuple(max(pair) for pair in zip(size, sizes.get(name, size), strict=True))
+    worst, worst_name = 0.0, ""
+    tensors: dict[str, Tensor] = {}
+    filled: dict[str, Tensor] = {}
+    for held in everyone:
+        for name, (shard, tensor) in held.items():
+            if name not in tensors:
+                tensors[name] = torch.zeros(sizes[name], dtype=tensor.dtype)
+                filled[name] = torch.zeros(sizes[name], dtype=torch.bool)
+            offset = 0
+            for start, stop in shard.ranges or ((0, tensor.shape[0]),):
+                piece = tensor.narrow(shard.dim, offset, stop - start)
+                whole = tensors[name].narrow(shard.dim, start, stop - start)
+                known = filled[name].narrow(shard.dim, start, stop - start)
+                error = _disagreement(piece[known], whole[known])
+                if error > worst:
+                    worst, worst_name = error, name
+                whole.copy_(torch.where(known, whole, piece))
+                known.fill_(True)
+                offset += stop - start
+    missing = [name for name, mask in filled.items() if not mask.all()]
+    assert not missing, f"no rank holds all of {missing}"
+    return Gathered(tensors=tensors, replica_error=worst, replica_name=worst_name)
+
+
+def _disagreement(piece: Tensor, whole: Tensor) -> float:
+    if not piece.numel():
+        return 0.0
+    scale = whole.abs().max().item()
+    difference = (piece - whole).abs().max().item()
+    return difference / scale if scale else difference

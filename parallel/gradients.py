@@ -1,0 +1,100 @@
+"""How the ranks' partial gradients become the gradient of one process, and its norm.
+
+All gradients of a rank are views of one flat buffer, so that no collective needs a copy. After the last backward of a
+step these are summed, each over the ranks whose parts add up:
+
+    sequence      parameters that every tp rank holds whole but that saw a shard of the sequence (sp)     over tp
+    kv_replica    rows of KV heads that several tp ranks hold, having fewer heads than ranks              over those
+    tied          parameters of which several stages hold a copy (embeddings, head, relative biases)      over those
+    dp            everything                                                                              over dp
+
+One all-reduce each (one a shared parameter for `tied`), once a step whatever the number of microbatches. The sums are
+linear, so their order does not matter. The loss is divided by the step's tokens before the backward: nothing is
+averaged here. The norm counts every parameter once: of copies, only the first counts. Left out: clipping.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from parallel.comm import Comm, Site
+from parallel.plan import Plan
+
+
+class Gradients:
+    """The gradients of one rank's stage.
+
+    Attributes:
+        flat: all gradients, those to sum over the sequence first.
+        views: gradient of each parameter, a view of `flat`, by its local name.
+    """
+
+    def __init__(self, model: nn.Module, plan: Plan, comm: Comm) -> None:
+        self._plan, self._comm = plan, comm
+        parameters = dict(model.named_parameters())
+        names = sorted(parameters, key=lambda name: not plan.sums_over_sequence(name))
+        first = next(iter(parameters.values()))
+        self.flat = torch.zeros(sum(p.numel() for p in parameters.values()), dtype=first.dtype, device=first.device)
+        self.views: dict[str, Tensor] = {}
+        offset = 0
+        for name in names:
+            parameter = parameters[name]
+            view = self.flat[offset : offset + parameter.numel()].view(parameter.shape)
+            parameter.grad = self.views[name] = view
+            offset += parameter.numel()
+        in_sequence = [name for name in names if plan.sums_over_sequence(name)]
+        self._sequence = self.flat[: sum(parameters[name].numel() for name in in_sequence)]
+        self._replicated = [rows for name in names if (rows := self._replicated_rows(name)) is not None]
+
+    def zero(self) -> None:
+        """Forgets the last step."""
+        self.flat.zero_()
+
+    def synchronise(self) -> None:
+        """Turns partial gradients into whole ones; the result stands in `views` and in every parameter's `grad`."""
+        if self._sequence.numel():
+            self._all_reduce(self._sequence, "tp", "gradient.sequence")
+        if self._comm.size("kv_replica") > 1 and self._replicated:
+            joined = torch.cat([rows.reshape(-1) for rows in self._replicated])
+            self._all_reduce(joined, "kv_replica", "gradient.kv_replica")
+            for rows, summed in zip(
+                self._replicated, joined.split([rows.numel() for rows in self._replicated]), strict=True
+            ):
+                rows.copy_(summed.view(rows.shape))
+        for shared in self._plan.shared:
+            holder = dict(shared.holders).get(self._comm.coordinate.pp)
+            if holder is not None:
+                self._all_reduce(self.views[holder], f"tied:{shared.name}", f"gradient.tied.{shared.name}")
+        self._all_reduce(self.flat, "dp", "gradient.dp")
+
+    def norm(self) -> float:
+        """Global norm over the model: each parameter counted once. One scalar is reduced."""
+        square = torch.zeros((), dtype=torch.promote_types(self.flat.dtype, torch.float32), device=self.flat.device)
+        for name, view in self.views.items():
+            for counted in self._counted(name, view):
+                square += counted.to(square.dtype).square().sum()
+        self._all_reduce(square, "model", "gradient.norm")
+        return square.sqrt().item()
+
+    def _counted(self, name: str, view: Tensor) -> list[Tensor]:
+        """The parts of a gradient that this rank counts; copies elsewhere count the others."""
+        tp = self._comm.coordinate.tp
+        for shared in self._plan.shared:
+            is_held_here = dict(shared.holders).get(self._comm.coordinate.pp) == name
+            if is_held_here and shared.stages[0] != self._comm.coordinate.pp:
+                return []
+        shard = self._plan.shard(name, tp)
+        if shard.is_whole:
+            return [view] if tp == 0 else []
+        if shard.replicas > 1 and tp % shard.replicas:
+            return [view.narrow(shard.dim, 0, shard.replicated_rows[0])]
+        return [view]
+
+    def _replicated_rows(self, name: str) -> Tensor | None:
+        shard = self._plan.shard(name, self._comm.coordinate.tp)
+        if shard.replicas == 1:
+            return None
+        start, stop = shard.replicated_rows
+        return self.views[name].narrow(shard.dim, start, stop - start)
+
+    def _all_reduce(self, tensor: Tensor, axis: str, site: str) -> None:
+        self._comm.all_reduce(tensor, axis, site=Site(name=site), phase="step").wait()

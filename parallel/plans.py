@@ -1,0 +1,189 @@
+"""The plan builders, one for each architecture, next to each other: their difference is itself a result.
+
+Everything that tells the architectures apart under tensor and sequence parallelism stands in this file; the code that
+carries a plan out never asks which architecture it has. Read the three builders at the end first.
+"""
+
+from models.config import ModelConfig
+from parallel.layouts import Layout
+from parallel.partition import shared_parameters, stages
+from parallel.plan import Builder, Entering, Entry, Leaving, Part, Plan, StreamName
+
+
+def plan(config: ModelConfig, layout: Layout) -> Plan:
+    """The plan of a layout for a model. Raises ValueError when the layout cannot partition the model."""
+    layout.check_model(config)
+    cut = stages(config, layout.pp, layout.cut)
+    entries = _BUILDERS[config.architecture](config, layout) if layout.tp > 1 else ()
+    return Plan(config=config, layout=layout, stages=cut, shared=shared_parameters(config, cut), entries=entries)
+
+
+def _entering(layout: Layout) -> Entering:
+    return "gather" if layout.sp else "copy"
+
+
+def _leaving(layout: Layout) -> Leaving:
+    return "scatter" if layout.sp else "reduce"
+
+
+def _embedding(config: ModelConfig, layout: Layout, stack: str, stream: StreamName) -> list[Entry]:
+    name = f"{stack}.embedding"
+    entries = []
+    if stack == "encoder" and config.feature_width:
+        entries += [Entry(module=f"{name}.features", style="sequence_slice", stream=stream)] if layout.sp else []
+    else:
+        vocabulary = config.source_vocabulary if stack == "encoder" else config.vocabulary
+        rows = (Part(count=vocabulary, width=1),)
+        entries.append(
+            Entry(
+                module=f"{name}.token",
+                style="vocabulary_embedding",
+                stream=stream,
+                leaving=_leaving(layout),
+                parts=rows,
+            )
+        )
+    if layout.sp:
+        if config.positions in ("learned", "sinusoidal"):
+            entries.append(Entry(module=f"{name}.position", style="sequence_slice", stream=stream))
+        if config.num_token_types:
+            entries.append(Entry(module=f"{name}.token_type", style="sequence_slice", stream=stream))
+        if config.embedding_norm:
+            entries.append(Entry(module=f"{name}.norm", style="sequence_replicated", stream=stream))
+        entries.append(Entry(module=f"{name}.dropout", style="sharded_dropout", stream=stream))
+    return entries
+
+
+def _sublayer_ends(layout: Layout, sublayer: str, stream: StreamName) -> list[Entry]:
+    """Under sp the norm and the residual dropout see a shard of the sequence."""
+    if not layout.sp:
+        return []
+    return [
+        Entry(module=f"{sublayer}.norm", style="sequence_replicated", stream=stream),
+        Entry(module=f"{sublayer}.dropout", style="sharded_dropout", stream=stream),
+    ]
+
+
+def _self_attention(config: ModelConfig, layout: Layout, block: str, stream: StreamName) -> list[Entry]:
+    heads = Part(count=config.num_heads, width=config.head_width)
+    kv_heads = Part(count=config.num_kv_heads, width=config.head_width)
+    name = f"{block}.self_attention"
+    return [
+        Entry(
+            module=f"{name}.qkv",
+            style="colwise",
+            stream=stream,
+            entering=_entering(layout),
+            parts=(heads, kv_heads, kv_heads),
+        ),
+        Entry(module=f"{name}.core_dropout", style="sharded_dropout", stream=stream),
+        Entry(module=f"{name}.output", style="rowwise", stream=stream, leaving=_leaving(layout), parts=(heads,)),
+        *_sublayer_ends(layout, name, stream),
+    ]
+
+
+def _cross_attention(config: ModelConfig, layout: Layout, block: str) -> list[Entry]:
+    """Queries come from the target, keys and values from the memory: two streams enter one sublayer."""
+    heads = Part(count=config.num_heads, width=config.head_width)
+    kv_heads = Part(count=config.num_kv_heads, width=config.head_width)
+    name = f"{block}.cross_attention"
+    memory_entering = _entering(layout) if layout.memory_gather == "per_block" else "none"
+    return [
+        Entry(module=f"{name}.query", style="colwise", stream="target", entering=_entering(layout), parts=(heads,)),
+        Entry(
+            module=f"{name}.kv",
+            style="colwise",
+            stream="memory",
+            entering=memory_entering,
+            parts=(kv_heads, kv_heads),
+        ),
+        Entry(module=f"{name}.core_dropout", style="sharded_dropout", stream="target"),
+        Entry(module=f"{name}.output", style="rowwise", stream="target", leaving=_leaving(layout), parts=(heads,)),
+        *_sublayer_ends(layout, name, "target"),
+    ]
+
+
+def _ffn(config: ModelConfig, layout: Layout, block: str, stream: StreamName) -> list[Entry]:
+    columns = Part(count=config.ffn_width, width=1)
+    name = f"{block}.ffn"
+    return [
+        Entry(
+            module=f"{name}.up",
+            style="colwise",
+            stream=stream,
+            entering=_entering(layout),
+            parts=(columns, columns) if config.is_gated else (columns,),
+        ),
+        Entry(module=f"{name}.inner_dropout", style="sharded_dropout", stream=stream),
+        Entry(module=f"{name}.down", style="rowwise", stream=stream, leaving=_leaving(layout), parts=(columns,)),
+        *_sublayer_ends(layout, name, stream),
+    ]
+
+
+def _stack_ends(config: ModelConfig, layout: Layout, stack: str, stream: StreamName) -> list[Entry]:
+    entries = []
+    if config.positions == "relative":
+        heads = Part(count=config.num_heads, width=1)
+        entries.append(Entry(module=f"{stack}.relative_bias", style="head_bias_table", stream=stream, parts=(heads,)))
+    if layout.sp and config.final_norm:
+        entries.append(Entry(module=f"{stack}.norm", style="sequence_replicated", stream=stream))
+    return entries
+
+
+def _head(config: ModelConfig, layout: Layout, stream: StreamName) -> list[Entry]:
+    rows = (Part(count=config.vocabulary, width=1),)
+    return [
+        Entry(module="head", style="vocabulary_head", stream=stream, entering=_entering(layout), parts=rows),
+        Entry(module="loss", style="vocabulary_loss", stream=stream, parts=rows),
+    ]
+
+
+def decoder_only(config: ModelConfig, layout: Layout) -> tuple[Entry, ...]:
+    """One stack, one stream, one kind of block."""
+    entries = _embedding(config, layout, "decoder", "target")
+    for index in range(config.num_decoder_blocks):
+        block = f"decoder.block.{index}"
+        entries += _self_attention(config, layout, block, "target")
+        entries += _ffn(config, layout, block, "target")
+    entries += _stack_ends(config, layout, "decoder", "target")
+    return (*entries, *_head(config, layout, "target"))
+
+
+def encoder_only(config: ModelConfig, layout: Layout) -> tuple[Entry, ...]:
+    """One stack, one stream, one kind of block."""
+    entries = _embedding(config, layout, "encoder", "source")
+    for index in range(config.num_encoder_blocks):
+        block = f"encoder.block.{index}"
+        entries += _self_attention(config, layout, block, "source")
+        entries += _ffn(config, layout, block, "source")
+    entries += _stack_ends(config, layout, "encoder", "source")
+    return (*entries, *_head(config, layout, "source"))
+
+
+def encoder_decoder(config: ModelConfig, layout: Layout) -> tuple[Entry, ...]:
+    """Two stacks, three streams (the memory is one), two kinds of block, and the place where the memory enters."""
+    entries = _embedding(config, layout, "encoder", "source")
+    for index in range(config.num_encoder_blocks):
+        block = f"encoder.block.{index}"
+        entries += _self_attention(config, layout, block, "source")
+        entries += _ffn(config, layout, block, "source")
+    entries += _stack_ends(config, layout, "encoder", "source")
+    entries += _embedding(config, layout, "decoder", "target")
+    if layout.memory_gather == "per_stage":
+        entries.append(
+            Entry(module="decoder.memory", style="memory_entry", stream="memory", entering=_entering(layout))
+        )
+    for index in range(config.num_decoder_blocks):
+        block = f"decoder.block.{index}"
+        entries += _self_attention(config, layout, block, "target")
+        entries += _cross_attention(config, layout, block)
+        entries += _ffn(config, layout, block, "target")
+    entries += _stack_ends(config, layout, "decoder", "target")
+    return (*entries, *_head(config, layout, "target"))
+
+
+_BUILDERS: dict[str, Builder] = {
+    "decoder_only": decoder_only,
+    "encoder_only": encoder_only,
+    "encoder_decoder": encoder_decoder,
+}

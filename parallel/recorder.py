@@ -1,0 +1,99 @@
+"""What was really sent: an independent witness of the ledger.
+
+The recorder looks at the operators that reach the dispatcher and knows nothing of `Comm`: it sees every engine's
+traffic, in forward and backward, sends and receives included. On the native engine it must agree with the ledger event
+for event: operation, group size, payload bytes, in order. Sites, streams and phases are the ledger's own.
+
+Control messages between steps are collectives too: record a step, not what is around it.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from parallel.ledger import Event, Operation
+
+_OPERATIONS: dict[str, Operation] = {
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce",
+    "all_reduce": "all_reduce",
+    "_allgather_base_": "all_gather",
+    "allgather_": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "alltoall_base_": "all_to_all",
+    "alltoall_": "all_to_all",
+    "broadcast_": "broadcast",
+    "send": "send",
+    "recv_": "receive",
+}
+_LARGEST = frozenset({"all_gather", "reduce_scatter"})
+"""Their payload is the larger of the two tensors that the operator gets."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Observed:
+    """One communication as the dispatcher saw it."""
+
+    operation: Operation
+    group_size: int
+    payload_bytes: int
+
+
+class Recorder(TorchDispatchMode):
+    """Context in which communication operators are written down.
+
+    Attributes:
+        events: in the order in which they were issued.
+        unknown: names of c10d operators that are no communication known here.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.events: list[Observed] = []
+        self.unknown: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in ("c10d", "_c10d_functional"):
+            self._write(func.overloadpacket.__name__, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+    def first_difference(self, ledger: Sequence[Event]) -> str | None:
+        """The first place where the ledger tells something else, as a line; None when both agree."""
+        if self.unknown:
+            return f"unknown communication operators {', '.join(sorted(set(self.unknown)))}"
+        for index, (seen, event) in enumerate(zip(self.events, ledger, strict=False)):
+            told = Observed(operation=event.operation, group_size=event.group_size, payload_bytes=event.payload_bytes)
+            if seen != told:
+                return f"event {index} at {event.site}: the ledger says {told}, the recorder saw {seen}"
+        if len(self.events) != len(ledger):
+            return f"the ledger has {len(ledger)} events, the recorder saw {len(self.events)}"
+        return None
+
+    def _write(self, name: str, args: Any, kwargs: Any) -> None:
+        operation = _OPERATIONS.get(name)
+        if operation is None:
+            self.unknown.append(name)
+            return
+        leaves = tree_leaves((args, kwargs))
+        sizes = [leaf.numel() * leaf.element_size() for leaf in leaves if isinstance(leaf, Tensor)]
+        groups = [leaf for leaf in leaves if isinstance(leaf, torch.ScriptObject) and _is_group(leaf)]
+        group_size = torch.distributed.ProcessGroup.unbox(groups[0]).size() if groups else 0
+        self.events.append(
+            Observed(
+                operation=operation,
+                group_size=2 if operation in ("send", "receive") else group_size,
+                payload_bytes=max(sizes) if operation in _LARGEST else sizes[0],
+            )
+        )
+
+
+def _is_group(leaf: torch.ScriptObject) -> bool:
+    return "ProcessGroup" in str(leaf)

@@ -1,0 +1,122 @@
+"""Sharded counterparts of a model's modules: what a rank of the tp axis computes instead of the whole.
+
+    column-parallel   y_r = x W_r^T          the output's units (whole heads, ffn columns) are dealt out; x is whole
+    row-parallel      y = sum_r x_r W_r^T    the input's units are dealt out; partial sums meet in one collective
+
+A column-parallel product is one autograd function, so that a collective of the backward runs behind the matrix product
+that does not need it: the input's gradient is on its way while the weight's is computed, and under sequence parallelism
+the saved shard of the input, 1/t of it, is gathered again behind the input gradient's product (arXiv 2205.05198,
+section 4.2.2). Left out: embedding, head and loss (`parallel/vocabulary.py`).
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from parallel.collectives import enter, leave
+from parallel.comm import Comm, Site
+from parallel.plan import Entering, Entry
+
+
+class _ColumnProduct(torch.autograd.Function):
+    """x [L(/t), B, D], weight [U, D], bias [U] -> [L, B, U]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, entering: Entering, comm: Comm, site: Site
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias, ctx.entering, ctx.comm, ctx.site = bias is not None, entering, comm, site
+        if entering == "gather":
+            x, pending = comm.all_gather(x, "tp", site=site, phase=comm.forward_phase())
+            pending.wait()
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None, None, None]:
+        (gradient,) = gradients
+        x, weight = ctx.saved_tensors
+        comm, site, entering = ctx.comm, ctx.site, ctx.entering
+        needs_input = ctx.needs_input_grad[0]
+        gathered = None
+        if entering == "gather":
+            x, gathered = comm.all_gather(x, "tp", site=site, phase="backward")
+        gradient_x, reduced = None, None
+        if needs_input:
+            gradient_x = gradient.matmul(weight)
+            if entering == "copy":
+                reduced = comm.all_reduce(gradient_x, "tp", site=site, phase="backward")
+            elif entering == "gather":
+                gradient_x, reduced = comm.reduce_scatter(gradient_x, "tp", site=site, phase="backward")
+        if gathered is not None:
+            gathered.wait()
+        flat = gradient.reshape(-1, gradient.shape[-1])
+        gradient_weight = flat.t().matmul(x.reshape(-1, x.shape[-1]))
+        gradient_bias = flat.sum(0) if ctx.has_bias else None
+        if reduced is not None:
+            reduced.wait()
+        return gradient_x, gradient_weight, gradient_bias, None, None, None
+
+
+def column_product(
+    x_LBD: Tensor, weight: Tensor, bias: Tensor | None, *, entering: Entering, comm: Comm, site: Site
+) -> Tensor:
+    """Input times the rows of this rank: [L, B, D] (a shard of L if it is gathered) -> [L, B, U/t]."""
+    out: Tensor = _ColumnProduct.apply(x_LBD, weight, bias, entering, comm, site)  # type: ignore[no-untyped-call]
+    return out
+
+
+class ColumnLinear(nn.Module):
+    """The rows of a fused projection that belong to this rank's units; forward gives one tensor a part.
+
+    Args:
+        weight, bias: this rank's shard, [sum(parts), D] and [sum(parts)].
+        parts: rows of each part on this rank.
+        entry: the plan's word on how the input enters.
+    """
+
+    def __init__(self, *, weight: nn.Parameter, bias: nn.Parameter | None, entry: Entry, comm: Comm) -> None:
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+        shares = (part.share(comm.size("tp"), comm.position("tp")) for part in entry.parts)
+        self.parts = tuple(stop - start for start, stop in shares)
+        self.entering = entry.entering
+        self.comm = comm
+        self.site = Site(name=entry.module, stream=entry.stream)
+
+    def forward(self, x_LBD: Tensor) -> tuple[Tensor, ...]:
+        out_LBU = column_product(x_LBD, self.weight, self.bias, entering=self.entering, comm=self.comm, site=self.site)
+        return (out_LBU,) if len(self.parts) == 1 else out_LBU.split(self.parts, dim=-1)
+
+
+class RowLinear(nn.Module):
+    """The columns of a projection that belong to this rank's units; the bias is added once, after the sum."""
+
+    def __init__(self, *, weight: nn.Parameter, bias: nn.Parameter | None, entry: Entry, comm: Comm) -> None:
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+        self.leaving = entry.leaving
+        self.comm = comm
+        self.site = Site(name=entry.module, stream=entry.stream)
+
+    def forward(self, x_LBU: Tensor) -> Tensor:
+        """[L, B, U/t] -> [L, B, D], or a shard of L under sequence parallelism."""
+        out_LBD = leave(F.linear(x_LBU, self.weight), self.leaving, self.comm, self.site)
+        return out_LBD if self.bias is None else out_LBD + self.bias
+
+
+class MemoryEntry(nn.Module):
+    """Where the memory enters a stage's decoder blocks: gathered, and its gradient reduced, once for all of them."""
+
+    def __init__(self, *, entry: Entry, comm: Comm) -> None:
+        super().__init__()
+        self.entering = entry.entering
+        self.comm = comm
+        self.site = Site(name=entry.module, stream=entry.stream)
+
+    def forward(self, memory_SBD: Tensor) -> Tensor:
+        return enter(memory_SBD, self.entering, self.comm, self.site)

@@ -1,0 +1,122 @@
+"""The vocabulary dealt over the tp ranks: embedding, head and cross-entropy without ever holding all logits.
+
+Rows are dealt as evenly as they divide (11 rows over 4 ranks: 2 3 3 3), so no padding row exists that would have to be
+masked or left out of a count; what is communicated never has the vocabulary as a dim. For logits z of one position,
+with m = max z, the loss of label y is
+
+    log sum_v exp(z_v - m) - (z_y - m)          one all-reduce for m, one for both sums: 3 numbers a position
+
+Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3; the two sums share a collective here.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.batch import IGNORED
+from models.head import Head
+from parallel.collectives import leave
+from parallel.comm import Comm, Site
+from parallel.plan import Entry
+from parallel.tensor import column_product
+
+
+def _rows(entry: Entry, comm: Comm) -> tuple[int, int]:
+    (part,) = entry.parts
+    return part.share(comm.size("tp"), comm.position("tp"))
+
+
+class VocabularyEmbedding(nn.Module):
+    """Looks up the ids whose rows this rank holds, zero for others; the sum over ranks is the embedding."""
+
+    def __init__(self, *, weight: nn.Parameter, entry: Entry, comm: Comm) -> None:
+        super().__init__()
+        self.weight = weight
+        self.start, self.stop = _rows(entry, comm)
+        self.leaving = entry.leaving
+        self.comm = comm
+        self.site = Site(name=entry.module, stream=entry.stream)
+
+    def forward(self, ids_LB: Tensor) -> Tensor:
+        """[L, B] -> [L, B, D], or a shard of L under sequence parallelism."""
+        is_elsewhere = (ids_LB < self.start) | (ids_LB >= self.stop)
+        rows = F.embedding((ids_LB - self.start).masked_fill(is_elsewhere, 0), self.weight)
+        return leave(rows.masked_fill(is_elsewhere[..., None], 0.0), self.leaving, self.comm, self.site)
+
+
+class VocabularyHead(nn.Module):
+    """A head whose rows are dealt out: logits of this rank's rows only.
+
+    The transform before it, if any, works on what enters (a shard of the sequence under sp).
+    """
+
+    def __init__(self, *, head: Head, entry: Entry, comm: Comm) -> None:
+        super().__init__()
+        self.transform = head.transform
+        self.scale = head.scale
+        self.weight = head.weight
+        self.bias = head.bias
+        self.entering = entry.entering
+        self.comm = comm
+        self.site = Site(name=entry.module, stream=entry.stream)
+
+    def forward(self, hidden_LBD: Tensor) -> Tensor:
+        """[L(/t), B, D] -> [L, B, V/t]."""
+        hidden_LBD = self.transform(hidden_LBD)
+        if self.scale != 1.0:
+            hidden_LBD = hidden_LBD * self.scale
+        return column_product(
+            hidden_LBD, self.weight, self.bias, entering=self.entering, comm=self.comm, site=self.site
+        )
+
+
+class _CrossEntropySum(torch.autograd.Function):
+    """logits [L, B, V/t], labels [L, B] -> the sum of the losses of all labels that are not ignored."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_LBV: Tensor, labels_LB: Tensor, start: int, comm: Comm, site: Site) -> Tensor:
+        phase = comm.forward_phase()
+        accumulated = logits_LBV.float() if logits_LBV.dtype in (torch.bfloat16, torch.float16) else logits_LBV
+        largest_LB = accumulated.amax(-1)
+        comm.all_reduce(largest_LB, "tp", site=site, phase=phase, reduction="max").wait()
+        shifted_LBV = accumulated - largest_LB[..., None]
+        is_elsewhere_LB = (labels_LB < start) | (labels_LB >= start + logits_LBV.shape[-1])
+        local_LB = (labels_LB - start).masked_fill(is_elsewhere_LB, 0)
+        label_logits_LB = shifted_LBV.gather(-1, local_LB[..., None])[..., 0].masked_fill(is_elsewhere_LB, 0.0)
+        exponentials_LBV = shifted_LBV.exp_()
+        sums_2LB = torch.stack((exponentials_LBV.sum(-1), label_logits_LB))
+        comm.all_reduce(sums_2LB, "tp", site=site, phase=phase).wait()
+        is_counted_LB = labels_LB != IGNORED
+        probabilities_LBV = exponentials_LBV.div_(sums_2LB[0][..., None]).to(logits_LBV.dtype)
+        ctx.save_for_backward(probabilities_LBV, local_LB, is_elsewhere_LB, is_counted_LB)
+        return ((sums_2LB[0].log() - sums_2LB[1]) * is_counted_LB).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+        probabilities_LBV, local_LB, is_elsewhere_LB, is_counted_LB = ctx.saved_tensors
+        is_label_LB = (~is_elsewhere_LB).to(probabilities_LBV.dtype)
+        gradient_LBV = probabilities_LBV.scatter_add(-1, local_LB[..., None], -is_label_LB[..., None])
+        return (
+            gradient_LBV.mul_((is_counted_LB * gradients[0]).to(gradient_LBV.dtype)[..., None]),
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+class VocabularyCrossEntropy(nn.Module):
+    """Sum of the cross-entropy over the labels that count, from logits of this rank's rows."""
+
+    def __init__(self, *, entry: Entry, comm: Comm) -> None:
+        super().__init__()
+        self.start, _ = _rows(entry, comm)
+        self.comm = comm
+        self.site = Site(name=entry.module, stream=entry.stream)
+
+    def forward(self, logits_LBV: Tensor, labels_BL: Tensor) -> Tensor:
+        """[L, B, V/t] and [B, L] -> scalar, the same on every rank."""
+        loss: Tensor = _CrossEntropySum.apply(logits_LBV, labels_BL.t(), self.start, self.comm, self.site)  # type: ignore[no-untyped-call]
+        return loss

@@ -1,0 +1,1 @@
+"""What was found: record format, comparison, claims, report and plots."""

@@ -1,0 +1,1 @@
+"""What must hold: every test is named as the claim it checks."""
