@@ -1,0 +1,72 @@
+"""The layers that sublayers, embedding and head are made of: norm, linear maps and activations.
+
+Parameters are left as they come from the allocator: `models/initial.py` or a checkpoint fills them.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.config import Activation, ModelConfig
+
+
+class Norm(nn.Module):
+    """Layer norm (arXiv 1607.06450), or root-mean-square norm without mean and bias (arXiv 1910.07467)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.kind = config.norm
+        self.eps = config.norm_eps
+        self.weight = nn.Parameter(torch.empty(config.width))
+        self.bias = nn.Parameter(torch.empty(config.width)) if config.norm == "layernorm" else None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Same shape."""
+        if self.kind == "layernorm":
+            return F.layer_norm(hidden, self.weight.shape, self.weight, self.bias, self.eps)
+        return F.rms_norm(hidden, self.weight.shape, self.weight, self.eps)
+
+
+class FusedLinear(nn.Module):
+    """Several linear maps of one input as one matrix product.
+
+    The rows of `weight` [sum(parts), in_width] are the maps one below the other. The results are views of the product.
+    """
+
+    def __init__(self, in_width: int, parts: tuple[int, ...], bias: bool) -> None:
+        super().__init__()
+        self.parts = parts
+        self.weight = nn.Parameter(torch.empty(sum(parts), in_width))
+        self.bias = nn.Parameter(torch.empty(sum(parts))) if bias else None
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, ...]:
+        """One [..., part] for each of `parts`."""
+        out = F.linear(hidden, self.weight, self.bias)
+        return (out,) if len(self.parts) == 1 else torch.split(out, list(self.parts), dim=-1)
+
+    def extra_repr(self) -> str:
+        """Widths, for printing."""
+        return f"in_width={self.weight.shape[1]}, parts={self.parts}, bias={self.bias is not None}"
+
+
+def linear(in_width: int, out_width: int, bias: bool) -> nn.Linear:
+    """An `nn.Linear` on the current default device that spends no time on initial values."""
+    with torch.device("meta"):
+        module = nn.Linear(in_width, out_width, bias=bias)
+    return module.to_empty(device=torch.get_default_device())
+
+
+def _gelu_tanh(hidden: Tensor) -> Tensor:
+    return F.gelu(hidden, approximate="tanh")
+
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": _gelu_tanh,
+    "swiglu": F.silu,
+    "geglu": _gelu_tanh,
+}
+"""Of the only part of `up`, or of the gate (arXiv 2002.05202); GEGLU has the tanh form, as T5 v1.1 does."""
