@@ -69,13 +69,11 @@ def read_pairs(source: str | Path) -> list[TextPair]:
 # ---- gettext --------------------------------------------------------------------------------------------------------
 
 
+_QUOTED_LINE = re.compile(r'(msgctxt|msgid|msgid_plural|msgstr(\[\d+\])?)?\s*"([^"\\]|\\.)*"')
+
+
 def _catalogue_pairs(path: Path) -> Iterator[TextPair]:
-    try:
-        catalogue = polib.mofile(str(path)) if path.suffix == ".mo" else polib.pofile(str(path))
-    except (OSError, struct.error, LookupError) as error:
-        # polib says "Syntax error in po file PATH (line N)"; the path is told once, in front.
-        detail = str(error).replace(str(path), "").strip() or type(error).__name__
-        raise ValueError(f"{path}: broken catalogue, {detail}; expected gettext messages") from None
+    catalogue = _compiled(path) if path.suffix == ".mo" else _plain(path)
     form_of_one = _form_of_one(catalogue.metadata.get("Plural-Forms", ""), path)
     for entry in catalogue.translated_entries():
         texts = {
@@ -85,6 +83,36 @@ def _catalogue_pairs(path: Path) -> Iterator[TextPair]:
         for text, translation in texts.values() if texts else [(entry.msgid, entry.msgstr)]:
             if text and translation:
                 yield TextPair(source=text, target=translation)
+
+
+def _plain(path: Path) -> polib.POFile:
+    # polib takes the last character of an unfinished line for its quote, and loses a letter of the message.
+    with path.open(encoding=polib.detect_encoding(str(path))) as file:
+        for number, line in enumerate(file, start=1):
+            text = line.strip()
+            if text and not text.startswith("#") and not _QUOTED_LINE.fullmatch(text):
+                raise ValueError(
+                    f"{path}, line {number}: broken catalogue; expected a message in quotes, found {text!r}"
+                )
+    try:
+        return polib.pofile(str(path))
+    except OSError as error:
+        # polib says "Syntax error in po file PATH (line N)"; the path is told once, in front.
+        detail = str(error).replace(str(path), "").strip()
+        raise ValueError(f"{path}: broken catalogue, {detail}; expected gettext messages") from None
+
+
+def _compiled(path: Path) -> polib.MOFile:
+    try:
+        # polib reads a file that was cut off as empty messages; the standard library says that it is corrupt.
+        with path.open("rb") as file:
+            gettext.GNUTranslations(file)
+        return polib.mofile(str(path))
+    except UnicodeDecodeError:
+        raise
+    except (OSError, ValueError, struct.error) as error:
+        detail = getattr(error, "strerror", None) or str(error)
+        raise ValueError(f"{path}: broken catalogue, {detail}; expected compiled gettext messages") from None
 
 
 def _form_of_one(rule: str, path: Path) -> int:

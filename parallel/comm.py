@@ -76,16 +76,30 @@ class Groups:
 
     def __init__(self, timeout_seconds: float) -> None:
         self._timeout = datetime.timedelta(seconds=timeout_seconds)
-        self._made: dict[tuple[int, ...], Group] = {}
+        self._made: dict[tuple[str, tuple[int, ...]], Group] = {}
 
-    def make(self, rank_lists: Sequence[tuple[int, ...]], rank: int) -> tuple[Group, tuple[int, ...]]:
-        """Makes a group for every list and returns the one `rank` is in; (None, ()) when it is in none."""
+    def make(
+        self,
+        rank_lists: Sequence[tuple[int, ...]],
+        rank: int,
+        *,
+        carries: Literal["collectives", "transfers"] = "collectives",
+    ) -> tuple[Group, tuple[int, ...]]:
+        """Makes a group for every list and returns the one `rank` is in; (None, ()) when it is in none.
+
+        Transfers have groups of their own: gloo numbers what runs in a group, inner stages send more than outer ones, and
+        a check of collectives against their partners' (`TORCH_DISTRIBUTED_DEBUG=DETAIL`) wants equal numbers.
+        """
         mine: tuple[Group, tuple[int, ...]] = (None, ())
         for ranks in rank_lists:
-            if len(ranks) > 1 and ranks not in self._made:
-                self._made[ranks] = dist.new_group(list(ranks), timeout=self._timeout)
+            if len(ranks) > 1 and (carries, ranks) not in self._made:
+                self._made[carries, ranks] = group = dist.new_group(list(ranks), timeout=self._timeout)
+                if rank in ranks and dist.get_backend(group) == "nccl":
+                    # NCCL connects a group at its first collective, which all members must join; a send between two
+                    # stages would come first otherwise.
+                    dist.all_reduce(torch.zeros(1, device="cuda"), group=group)
             if rank in ranks:
-                mine = (self._made.get(ranks), ranks)
+                mine = (self._made.get((carries, ranks)), ranks)
         return mine
 
 
@@ -122,6 +136,7 @@ class Comm:
         named: dict[str, _Named] = {}
         for axis in AXES:
             named[axis] = _Named(*groups.make(mesh.groups(axis), rank))
+        named["edge"] = _Named(*groups.make(mesh.groups("pp"), rank, carries="transfers"))
         named["model"] = _Named(*groups.make(mesh.groups("pp", "cp", "tp"), rank))
         replicas = max(1, mesh.tp // plan.config.num_kv_heads)
         named["kv_replica"] = _Named(*groups.make(_runs(mesh.groups("tp"), replicas), rank))
@@ -180,7 +195,7 @@ class Comm:
 
     def exchange(self, transfers: Sequence[Transfer]) -> list[Pending]:
         """Issues sends and receives with neighbouring stages as one batch; one `Pending` a transfer, in order."""
-        pp = self._groups["pp"]
+        pp = self._groups["edge"]
         operations = []
         for transfer in transfers:
             peer = pp.ranks[self.coordinate.pp + transfer.offset]

@@ -68,10 +68,10 @@ class Gradients:
 
     def norm(self) -> float:
         """Global norm over the model: each parameter counted once. One scalar is reduced."""
-        square = torch.zeros((), dtype=torch.promote_types(self.flat.dtype, torch.float32), device=self.flat.device)
-        for name, view in self.views.items():
-            for counted in self._counted(name, view):
-                square += counted.to(square.dtype).square().sum()
+        dtype = torch.promote_types(self.flat.dtype, torch.float32)
+        counted = [part for name, view in self.views.items() for part in self._counted(name, view)]
+        norms = [torch.linalg.vector_norm(part, dtype=dtype) for part in counted]
+        square = torch.stack(norms).square().sum() if norms else self.flat.new_zeros((), dtype=dtype)
         self._all_reduce(square, "model", "gradient.norm")
         return square.sqrt().item()
 

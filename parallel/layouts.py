@@ -25,13 +25,16 @@ class Layout:
 
     `cut` is `even` (block counts differ by one at most), `aligned` (every stage encoder XOR decoder) or the explicit
     first blocks of stages 1, 2, ... in the flat block list, encoder first. `sp` is sequence parallelism of the
-    Megatron kind, on the tp axis. `microbatches` is their number per step and data-parallel rank.
+    Megatron kind, on the tp axis; `cp` shards it on an axis of its own. `zero` is the ZeRO stage over dp.
+    `microbatches` is their number per step and data-parallel rank. What an engine cannot run can still be accounted.
     """
 
     tp: int = 1
     pp: int = 1
     dp: int = 1
+    cp: int = 1
     sp: bool = False
+    zero: int = 0
     microbatches: int = 1
     schedule: Schedule = "1f1b"
     cut: Cut = "even"
@@ -40,7 +43,7 @@ class Layout:
     attention: AttentionKernel = "fused"
 
     def __post_init__(self) -> None:
-        for field in ("tp", "pp", "dp", "microbatches"):
+        for field in ("tp", "pp", "dp", "cp", "microbatches"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} = {getattr(self, field)}; it must be at least 1")
         for field, choices in (
@@ -58,12 +61,16 @@ class Layout:
             raise ValueError(
                 f"cut {list(self.cut)} makes {len(self.cut) + 1} stages, but pp = {self.pp}; give {self.pp - 1} cuts"
             )
+        if self.zero not in (0, 1, 2, 3):
+            raise ValueError(f"zero = {self.zero}; choose 0 (off), 1, 2 or 3")
+        if self.zero and self.dp == 1:
+            raise ValueError(f"zero = {self.zero} shards over the dp ranks: it needs dp >= 2, got dp = 1")
         if self.sp and self.tp == 1:
             raise ValueError("sp shards the sequence over the tp ranks: it needs tp >= 2, got tp = 1")
 
     @property
     def mesh(self) -> Mesh:
-        return Mesh(dp=self.dp, pp=self.pp, tp=self.tp)
+        return Mesh(dp=self.dp, pp=self.pp, cp=self.cp, tp=self.tp)
 
     @property
     def world_size(self) -> int:
@@ -74,6 +81,8 @@ class Layout:
         """Short and unique text form, e.g. `tp2 sp pp2(aligned) dp1 m4 1f1b per_stage`."""
         cut = self.cut if isinstance(self.cut, str) else ",".join(map(str, self.cut))
         parts = [f"tp{self.tp}", "sp" if self.sp else "", f"pp{self.pp}({cut})", f"dp{self.dp}"]
+        parts += [f"cp{self.cp}"] if self.cp > 1 else []
+        parts += [f"zero{self.zero}"] if self.zero else []
         parts += [f"m{self.microbatches}", self.schedule, self.memory_gather]
         parts += [f"recompute={self.recompute}"] if self.recompute != "none" else []
         parts += [self.attention] if self.attention != "fused" else []
@@ -104,7 +113,7 @@ class Layout:
         """Raises ValueError unless the degrees multiply to `world_size`."""
         if self.world_size != world_size:
             raise ValueError(
-                f"tp {self.tp} x pp {self.pp} x dp {self.dp} = {self.world_size} ranks, but the world is {world_size}; "
+                f"tp {self.tp} x pp {self.pp} x dp {self.dp} x cp {self.cp} = {self.world_size} ranks, but the world is {world_size}; "
                 f"start {self.world_size} processes or change a degree"
             )
 

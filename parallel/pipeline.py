@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from models.batch import Batch
 from models.model import Hidden, Model
@@ -160,7 +161,7 @@ class _Step:
         self.loss = torch.zeros((), dtype=loss_dtype, device=microbatches[0].labels.device)
         self._model, self._loss_tokens = model, loss_tokens
         self._inputs: dict[int, Hidden] = {}
-        self._outputs: dict[int, Hidden] = {}
+        self._outputs: dict[int, dict[str, GradientEdge]] = {}
         self._to_send: dict[int, Hidden] = {}
         self._gradients: dict[int, Hidden] = {}
         self._gradients_to_send: dict[int, Hidden] = {}
@@ -182,10 +183,11 @@ class _Step:
             assert self._model.loss is not None
             loss = self._model.loss(left["logits"], batch.labels) / self._loss_tokens
             self.loss = self.loss + loss.detach()
-            self._outputs[microbatch] = {"loss": loss}
+            left = {"loss": loss}
         else:
-            self._outputs[microbatch] = left
-            self._to_send[microbatch] = dict(left)
+            self._to_send[microbatch] = left
+        # An edge of the graph instead of the tensor: what was sent need not be kept to start the backward.
+        self._outputs[microbatch] = {name: get_gradient_edge(tensor) for name, tensor in left.items()}
 
     def backward(self, microbatch: int) -> None:
         outputs, gradients = self._outputs.pop(microbatch), self._gradients.pop(microbatch, {})

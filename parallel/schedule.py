@@ -7,7 +7,7 @@ forward (likewise `>B2`, `<B2`).
 
     gpipe, 2 stages, 3 microbatches        1f1b, 2 stages, 3 microbatches
     0: F0 F1 F2 .  .  B0 B1 B2             0: F0 F1 .  B0 F2 B1 .  B2         (drawn with backward as long as forward)
-    1: .  F0 F1 F2 B0 B1 B2                1: .  F0 B0 F1 B1 F2 B2
+    1: .  F0 F1 F2 B0 B1 B2 .              1: .  F0 B0 F1 B1 F2 B2 .
 
 Sources: GPipe, Huang et al. 2019 (arXiv 1811.06965); 1F1B, Narayanan et al. 2019 (PipeDream), 2021 (arXiv 2104.04473).
 Left out: durations (a simulator's business) and tensors (`parallel/pipeline.py` executes a table).

@@ -19,6 +19,7 @@ from models.initial import canonical_name
 from models.model import Model
 from parallel.comm import Comm, Site
 from parallel.gradients import Gradients
+from parallel.layouts import Layout
 from parallel.parallelize import materialise, parallelize
 from parallel.pipeline import Observer, Pipeline, Unobserved
 from parallel.plan import Plan, Shard
@@ -48,6 +49,15 @@ class Gathered:
     replica_name: str
 
 
+def unsupported(layout: Layout) -> str | None:
+    """Why this engine cannot run a layout, as one line; None when it can."""
+    if layout.cp > 1:
+        return f"the native engine does not run context parallelism yet: cp = {layout.cp}; use cp = 1"
+    if layout.zero:
+        return f"the native engine keeps optimizer states whole: zero = {layout.zero}; use zero = 0"
+    return None
+
+
 class NativeEngine:
     """One rank of one layout of one model.
 
@@ -59,6 +69,8 @@ class NativeEngine:
         device: where this rank computes.
         optimizer: `sgd` or `adamw`, torch's own.
         learning_rate: its step size.
+
+    Raises ValueError for a layout that `unsupported` names.
     """
 
     def __init__(
@@ -72,6 +84,9 @@ class NativeEngine:
         optimizer: OptimizerName = "sgd",
         learning_rate: float = 1e-2,
     ) -> None:
+        reason = unsupported(plan.layout)
+        if reason is not None:
+            raise ValueError(reason)
         self.plan, self.comm, self.dtype, self.device = plan, comm, dtype, device
         with torch.device("meta"):
             model = build(plan.config)
@@ -143,7 +158,9 @@ class NativeEngine:
 
     def gather(self, quantity: Quantity) -> Gathered | None:
         """Whole gradients or weights on rank 0, None elsewhere. Collective; for checks, not for speed."""
-        local = {name: (shard, tensor.cpu()) for name, (shard, tensor) in self.named_shards(quantity).items()}
+        # Copies: a gradient is a view of one flat buffer, and a view travels with all of what it is a view of.
+        shards = self.named_shards(quantity).items()
+        local = {name: (shard, tensor.to("cpu", copy=True)) for name, (shard, tensor) in shards}
         everyone = self.comm.gather_objects(local)
         return _put_together(everyone) if self.comm.rank == 0 else None
 
