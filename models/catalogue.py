@@ -97,9 +97,9 @@ def _plain(path: Path) -> polib.POFile:
     try:
         return polib.pofile(str(path))
     except OSError as error:
-        # polib says "Syntax error in po file PATH (line N)"; the path is told once, in front.
-        detail = str(error).replace(str(path), "").strip()
-        raise ValueError(f"{path}: broken catalogue, {detail}; expected gettext messages") from None
+        line_number = re.search(r"line (\d+)", str(error))
+        place = f"{path}, line {line_number[1]}" if line_number else str(path)
+        raise ValueError(f"{place}: broken catalogue; expected msgid and msgstr in turn") from None
 
 
 def _compiled(path: Path) -> polib.MOFile:

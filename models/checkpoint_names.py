@@ -3,8 +3,8 @@
     our module  <-  their modules, one below the other            qkv  <-  q_proj k_proj v_proj
 
 Names are those of transformers' model classes, without what the base class puts before them; `{}` is the index of a
-block. A module with several rules is stored in several places, or in one of several forms. Left out: parameters of heads
-that predict no tokens.
+block. A module with several rules is stored in several places, or in one of several forms. Left out: heads for tasks
+other than predicting tokens.
 """
 
 import dataclasses

@@ -55,7 +55,9 @@ def linear(in_width: int, out_width: int, bias: bool) -> nn.Linear:
     """An `nn.Linear` on the current default device that spends no time on initial values."""
     with torch.device("meta"):
         module = nn.Linear(in_width, out_width, bias=bias)
-    return module.to_empty(device=torch.get_default_device())
+    for name, parameter in list(module.named_parameters()):
+        setattr(module, name, nn.Parameter(torch.empty(parameter.shape)))
+    return module
 
 
 def _gelu_tanh(hidden: Tensor) -> Tensor:
