@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from models.blocks import EncoderBlock
 from models.config import Architecture
 from models.dropout import Dropout
 from models.sublayers import Attention
@@ -105,3 +106,21 @@ def test_recomputing_a_block_draws_the_same_masks() -> None:
     model(batch, {})["logits"].sum().backward()
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=0)
+
+
+def test_dropout_acts_on_the_branch_and_inside_the_ffn() -> None:
+    config = small_config("encoder_only", dropout=0.3, ffn_dropout=0.4)
+    model = small_model(config).train()
+    assert model.encoder is not None
+    block = model.encoder.block["1"]
+    assert isinstance(block, EncoderBlock)
+    ffn, hidden_LBD = block.ffn, torch.randn(7, 3, 16, dtype=torch.float64)
+    kept: dict[str, torch.Tensor] = {}
+    for name in ("inner_dropout", "dropout"):
+        module = ffn.get_submodule(name)
+        module.register_forward_hook(lambda _module, _inputs, out, name=name: kept.update({name: out}))
+    out_LBD = ffn(hidden_LBD)
+    assert torch.equal(out_LBD - hidden_LBD, (hidden_LBD + kept["dropout"]) - hidden_LBD)
+    for name, probability in (("inner_dropout", 0.4), ("dropout", 0.3)):
+        share = float((kept[name] == 0).double().mean())
+        assert abs(share - probability) < 0.12, name

@@ -89,3 +89,15 @@ def test_activations_stay_of_order_one_in_depth(architecture: Architecture) -> N
             stack.block["11"].register_forward_hook(lambda _m, _i, out: deepest.append(float(out.detach().std())))
     model(batch, {})
     assert all(0.3 < deviation < 10.0 for deviation in deepest), deepest
+
+
+@pytest.mark.parametrize(
+    "name", ["decoder.block.0.self_attention.qkv.weight", "decoder.block.0.cross_attention.query.weight"]
+)
+def test_queries_start_smaller_where_scores_are_not_scaled(name: str) -> None:
+    scaled = small_config("encoder_decoder")
+    unscaled = scaled.replace(attention_scale=False)
+    rows = 32 if "qkv" in name else 16
+    values, smaller = (draw(config, name, (rows, 16), seed=1) for config in (scaled, unscaled))
+    torch.testing.assert_close(smaller[:16], values[:16] / 2.0)
+    assert torch.equal(smaller[16:], values[16:])

@@ -93,6 +93,15 @@ def test_the_memory_passes_its_entrance_once_a_stage() -> None:
     assert len(passages) == 1
 
 
+def test_blocks_read_what_the_entrance_of_the_memory_gives() -> None:
+    config = small_config("encoder_decoder")
+    model, batch = small_model(config), small_batch(config)
+    assert model.decoder is not None
+    before = model(batch, {})["logits"]
+    model.decoder.memory = torch.nn.Hardtanh(-0.1, 0.1)
+    assert not torch.equal(model(batch, {})["logits"], before)
+
+
 @pytest.mark.parametrize("tying", ["none", "head", "source_target", "all"])
 def test_parameters_of_slices_make_up_the_model(tying: Tying) -> None:
     config = small_config("encoder_decoder", tying=tying, positions="relative")
