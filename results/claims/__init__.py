@@ -1,0 +1,38 @@
+"""Which claims are judged? Every group's claims, in the order of the report; `judge_all` reads the tables."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from results.claims import even_cut, flow, sequence, side_cut, tensor
+from results.claims.verdict import Claim, Verdict, judge
+from results.tables import Tables
+
+CLAIMS: tuple[Claim, ...] = (
+    *tensor.CLAIMS,
+    *even_cut.CLAIMS,
+    *side_cut.CLAIMS,
+    *sequence.CLAIMS,
+    *flow.CLAIMS,
+)
+
+
+def chosen(ids: Iterable[str]) -> tuple[Claim, ...]:
+    """The claims of these ids, or all without any.
+
+    Raises:
+        ValueError: an unknown id.
+    """
+    known = {claim.id: claim for claim in CLAIMS}
+    wanted = [name.upper() for name in ids]
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise ValueError(f"no claim {', '.join(unknown)}; known are {', '.join(known)}")
+    return tuple(known[name] for name in wanted) or CLAIMS
+
+
+def judge_all(
+    tables: Tables, claims: Iterable[Claim] = CLAIMS, on_claim: Callable[[], None] = lambda: None
+) -> Iterator[Verdict]:
+    """The verdict on each claim; `on_claim` is called after each, for a display of progress."""
+    for claim in claims:
+        yield judge(claim, tables)
+        on_claim()

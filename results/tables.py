@@ -1,0 +1,167 @@
+"""Which tables do the records make?
+
+    runs.csv            one row a run, failed ones too: medians with intervals, bytes, counts, balance, padding
+    ranks.csv           one row a rank                          stages.csv    one row a pipeline stage
+    blocks.csv          one row a block of the model            edges.csv     one row an edge and tensor
+    communication.csv   one row a rank, operation, axis, site, stream and phase, of one step
+    plan.csv            one row a module the layout changes     operators.csv one row an operator and its shapes
+    predicted.csv       one row a point of the closed forms (`results/predicted.py`), which no record stands behind
+
+Every other table begins with the columns that name the run (`results/runs.py`); what follows are the fields of the
+record's rows under their own names, units included. Lists of samples are JSON lists with their median beside them. A
+table is made again from the records whenever it is wanted and holds nothing that they do not.
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from results import predicted
+from results.files import write_table
+from results.runs import IDENTITY, Row, identity, run_row, to_text
+from results.schema import (
+    BlockFacts,
+    EdgeFacts,
+    OperatorFacts,
+    PlanFacts,
+    RankFacts,
+    Record,
+    StageFacts,
+)
+from results.sites import place_of
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Tables:
+    """The tables of a study; a field is a table and the name of its file."""
+
+    runs: pd.DataFrame
+    ranks: pd.DataFrame
+    stages: pd.DataFrame
+    blocks: pd.DataFrame
+    communication: pd.DataFrame
+    edges: pd.DataFrame
+    plan: pd.DataFrame
+    operators: pd.DataFrame
+    predicted: pd.DataFrame
+
+    def replace(self, **tables: pd.DataFrame) -> "Tables":
+        """The same tables with some of them changed."""
+        return dataclasses.replace(self, **tables)
+
+
+TABLE_NAMES = tuple(field.name for field in dataclasses.fields(Tables))
+
+RECORDED = tuple(name for name in TABLE_NAMES if name != "predicted")
+"""Tables that stand on records."""
+
+_RENAMED = {"dp": "dp_coordinate", "pp": "pp_coordinate", "tp": "tp_coordinate"}
+"""A rank's coordinates, which the degrees of the layout would otherwise hide."""
+
+_COMMUNICATION_KEY = ("rank", "operation", "axis", "group_size", "site", "stream", "phase")
+_COMMUNICATION_PLACE = ("part", "side", "block_index", "place")
+_COMMUNICATION_SUMS = ("count", "payload_bytes", "wire_bytes")
+
+
+def build(records: Iterable[Record], on_record: Callable[[], None] = lambda: None) -> Tables:
+    """Make the tables of a study; `on_record` is called after each record, for a display of progress.
+
+    Raises:
+        ValueError: there is no record, so there is nothing to make tables of.
+    """
+    rows: dict[str, list[Row]] = {name: [] for name in RECORDED}
+    for record in records:
+        for name in RECORDED:
+            rows[name] += _rows(name, record)
+        on_record()
+    if not rows["runs"]:
+        raise ValueError("no records: tables are made of at least one")
+    return Tables(predicted=predicted.build(), **{name: _frame(name, told) for name, told in rows.items()})
+
+
+def make(name: str, records: Iterable[Record]) -> pd.DataFrame:
+    """Make one of the tables that stand on records."""
+    return _frame(name, [row for record in records for row in _rows(name, record)])
+
+
+def write(tables: Tables, folder: Path) -> tuple[Path, ...]:
+    """Write every table into a folder; returns the files."""
+    paths = tuple(folder / f"{name}.csv" for name in TABLE_NAMES)
+    for name, path in zip(TABLE_NAMES, paths, strict=True):
+        write_table(path, getattr(tables, name))
+    return paths
+
+
+def _rows(name: str, record: Record) -> list[Row]:
+    if name == "runs":
+        return [run_row(record)]
+    named = identity(record)
+    if name == "communication":
+        return [named | row for row in _communication(record)]
+    return [named | facts_row(facts) for facts in getattr(record, name)]
+
+
+def facts_row(facts: Any) -> Row:
+    """Fields of a row of a record as columns; samples become text, with their median beside them."""
+    row: Row = {}
+    for field in dataclasses.fields(facts):
+        value = getattr(facts, field.name)
+        name = _RENAMED.get(field.name, field.name)
+        if isinstance(value, list):
+            row[name] = to_text(value) if value else None
+            row[f"{name}_median"] = statistics.median(value) if value else None
+        else:
+            row[name] = value
+    return row
+
+
+def _communication(record: Record) -> list[Row]:
+    """Events of one step, added up over what a row of the table does not tell apart."""
+    sums: dict[tuple[Any, ...], list[int]] = {}
+    for event in record.communication:
+        key = tuple(getattr(event, name) for name in _COMMUNICATION_KEY)
+        total = sums.setdefault(key, [0] * len(_COMMUNICATION_SUMS))
+        for index, name in enumerate(_COMMUNICATION_SUMS):
+            total[index] += getattr(event, name)
+    rows = []
+    for key, total in sums.items():
+        row: Row = dict(zip(_COMMUNICATION_KEY, key, strict=True))
+        place = place_of(row["site"], row["axis"], row["phase"])
+        row |= {name: getattr(place, name) for name in _COMMUNICATION_PLACE}
+        rows.append(row | dict(zip(_COMMUNICATION_SUMS, total, strict=True)))
+    return rows
+
+
+def _frame(name: str, rows: Sequence[Row]) -> pd.DataFrame:
+    frame = pd.DataFrame(list(rows), columns=list(_columns(name)) if not rows else None)
+    for column in frame.columns if rows else ():
+        values = [row[column] for row in rows]
+        told = [value for value in values if value is not None]
+        if 0 < len(told) < len(values) and all(type(value) is int for value in told):
+            frame[column] = pd.array(values, dtype="Int64")  # a count with blanks stays a whole number
+    return frame
+
+
+def _columns(name: str) -> tuple[str, ...]:
+    """Columns of a table without rows."""
+    if name == "communication":
+        return (*IDENTITY, *_COMMUNICATION_KEY, *_COMMUNICATION_PLACE, *_COMMUNICATION_SUMS)
+    columns: list[str] = list(IDENTITY)
+    for field in dataclasses.fields(_FACTS[name]):
+        column = _RENAMED.get(field.name, field.name)
+        columns += [column, f"{column}_median"] if field.type == list[float] else [column]
+    return tuple(columns)
+
+
+_FACTS: dict[str, type] = {
+    "ranks": RankFacts,
+    "stages": StageFacts,
+    "blocks": BlockFacts,
+    "edges": EdgeFacts,
+    "plan": PlanFacts,
+    "operators": OperatorFacts,
+}
