@@ -87,8 +87,8 @@ class Groups:
     ) -> tuple[Group, tuple[int, ...]]:
         """Makes a group for every list and returns the one `rank` is in; (None, ()) when it is in none.
 
-        Transfers have groups of their own: gloo numbers what runs in a group, inner stages send more than outer ones, and
-        a check of collectives against their partners' (`TORCH_DISTRIBUTED_DEBUG=DETAIL`) wants equal numbers.
+        Transfers have groups of their own: gloo numbers what runs in a group, inner stages send more than outer ones,
+        and a check of collectives against their partners' (`TORCH_DISTRIBUTED_DEBUG=DETAIL`) wants equal numbers.
         """
         mine: tuple[Group, tuple[int, ...]] = (None, ())
         for ranks in rank_lists:

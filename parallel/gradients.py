@@ -26,6 +26,7 @@ class Gradients:
     Attributes:
         flat: all gradients, those to sum over the sequence first.
         views: gradient of each parameter, a view of `flat`, by its local name.
+        counted: what this rank counts towards the norm; all ranks of a replica together count every number once.
     """
 
     def __init__(self, model: nn.Module, plan: Plan, comm: Comm) -> None:
@@ -44,6 +45,7 @@ class Gradients:
         in_sequence = [name for name in names if plan.sums_over_sequence(name)]
         self._sequence = self.flat[: sum(parameters[name].numel() for name in in_sequence)]
         self._replicated = [rows for name in names if (rows := self._replicated_rows(name)) is not None]
+        self.counted = [part for name in names for part in self._counted(name)]
 
     def zero(self) -> None:
         """Forgets the last step."""
@@ -69,15 +71,14 @@ class Gradients:
     def norm(self) -> float:
         """Global norm over the model: each parameter counted once. One scalar is reduced."""
         dtype = torch.promote_types(self.flat.dtype, torch.float32)
-        counted = [part for name, view in self.views.items() for part in self._counted(name, view)]
-        norms = [torch.linalg.vector_norm(part, dtype=dtype) for part in counted]
+        norms = [torch.linalg.vector_norm(part, dtype=dtype) for part in self.counted]
         square = torch.stack(norms).square().sum() if norms else self.flat.new_zeros((), dtype=dtype)
         self._all_reduce(square, "model", "gradient.norm")
         return square.sqrt().item()
 
-    def _counted(self, name: str, view: Tensor) -> list[Tensor]:
+    def _counted(self, name: str) -> list[Tensor]:
         """The parts of a gradient that this rank counts; copies elsewhere count the others."""
-        tp = self._comm.coordinate.tp
+        view, tp = self.views[name], self._comm.coordinate.tp
         for shared in self._plan.shared:
             is_held_here = dict(shared.holders).get(self._comm.coordinate.pp) == name
             if is_held_here and shared.stages[0] != self._comm.coordinate.pp:

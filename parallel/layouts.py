@@ -43,6 +43,7 @@ class Layout:
     attention: AttentionKernel = "fused"
 
     def __post_init__(self) -> None:
+        self._check_types()
         for field in ("tp", "pp", "dp", "cp", "microbatches"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} = {getattr(self, field)}; it must be at least 1")
@@ -54,10 +55,7 @@ class Layout:
         ):
             if getattr(self, field) not in get_args(choices):
                 raise ValueError(f"{field} = {getattr(self, field)!r}; choose one of {', '.join(get_args(choices))}")
-        if isinstance(self.cut, str):
-            if self.cut not in ("even", "aligned"):
-                raise ValueError(f"cut = {self.cut!r}; choose even, aligned or a list of first blocks")
-        elif len(self.cut) != self.pp - 1:
+        if not isinstance(self.cut, str) and len(self.cut) != self.pp - 1:
             raise ValueError(
                 f"cut {list(self.cut)} makes {len(self.cut) + 1} stages, but pp = {self.pp}; give {self.pp - 1} cuts"
             )
@@ -67,6 +65,18 @@ class Layout:
             raise ValueError(f"zero = {self.zero} shards over the dp ranks: it needs dp >= 2, got dp = 1")
         if self.sp and self.tp == 1:
             raise ValueError("sp shards the sequence over the tp ranks: it needs tp >= 2, got tp = 1")
+
+    def _check_types(self) -> None:
+        """An experiment's file may hold anything."""
+        for field in ("tp", "pp", "dp", "cp", "zero", "microbatches"):
+            if type(getattr(self, field)) is not int:
+                raise ValueError(f"{field} = {getattr(self, field)!r}; it must be a whole number")
+        if type(self.sp) is not bool:
+            raise ValueError(f"sp = {self.sp!r}; it must be true or false")
+        is_explicit = isinstance(self.cut, tuple) and all(type(first) is int for first in self.cut)
+        if not is_explicit and self.cut not in ("even", "aligned"):
+            cut = list(self.cut) if isinstance(self.cut, tuple) else self.cut
+            raise ValueError(f"cut = {cut!r}; choose even, aligned or a list of first blocks")
 
     @property
     def mesh(self) -> Mesh:
@@ -105,7 +115,7 @@ class Layout:
         if unknown:
             raise ValueError(f"unknown layout keys {', '.join(unknown)}; known are {', '.join(known)}")
         cut = fields.get("cut", "even")
-        return cls(**{**fields, "cut": cut if isinstance(cut, str) else tuple(cut)})
+        return cls(**{**fields, "cut": tuple(cut) if isinstance(cut, list) else cut})
 
     # ---- rules that need the model or the batch -----------------------------------------------------------------
 
@@ -113,8 +123,8 @@ class Layout:
         """Raises ValueError unless the degrees multiply to `world_size`."""
         if self.world_size != world_size:
             raise ValueError(
-                f"tp {self.tp} x pp {self.pp} x dp {self.dp} x cp {self.cp} = {self.world_size} ranks, but the world is {world_size}; "
-                f"start {self.world_size} processes or change a degree"
+                f"tp {self.tp} x pp {self.pp} x dp {self.dp} x cp {self.cp} = {self.world_size} ranks, "
+                f"but the world is {world_size}; start {self.world_size} processes or change a degree"
             )
 
     def check_model(self, config: ModelConfig) -> None:

@@ -77,4 +77,6 @@ class Mesh:
 
     def groups(self, *axes: Axis) -> tuple[tuple[int, ...], ...]:
         """All groups along the given axes; they cover every rank once."""
-        return tuple(sorted({self.peers(rank, *axes) for rank in range(self.size)}))
+        firsts = [range(1) if axis in axes else range(self.degree(axis)) for axis in AXES]
+        starts = (self.rank(Coordinate(**dict(zip(AXES, at, strict=True)))) for at in itertools.product(*firsts))
+        return tuple(self.peers(rank, *axes) for rank in starts)

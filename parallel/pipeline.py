@@ -6,9 +6,10 @@ each tensor are checked here before data moves, because gloo accepts a message t
 too long.
 
 A stage that only hands the memory on sends the very tensor it received; its gradient is what came from the next stage
-plus what its own blocks add. Sends are waited for at the end of a step, receives before they are used.
+plus what its own blocks add. Receives are waited for before they are used, sends when the stage they went to answers.
 """
 
+import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
@@ -72,16 +73,14 @@ class Pipeline:
             This rank's share of the loss, already divided; zero unless this is the last stage.
         """
         step = _Step(self._model, microbatches, loss_tokens, torch.promote_types(self._dtype, torch.float32))
-        sends: list[Pending] = []
+        sends: dict[int, list[Pending]] = {-1: [], +1: []}
         for batch in self._actions:
-            if batch[0].is_transfer:
-                with observer.action(batch[0]):
-                    sends += self._exchange(step, batch)
-            else:
-                (action,) = batch
-                with observer.action(action):
-                    self._compute(step, action)
-        for send in sends:
+            with observer.action(batch[0]):
+                if batch[0].is_transfer:
+                    self._exchange(step, batch, sends[batch[0].peer])
+                else:
+                    self._compute(step, batch[0])
+        for send in itertools.chain(*sends.values()):
             send.wait()
         return step.loss
 
@@ -96,8 +95,8 @@ class Pipeline:
             self._comm.phase = "backward"
             step.backward(microbatch)
 
-    def _exchange(self, step: "_Step", actions: Sequence[Action]) -> list[Pending]:
-        """Issues a batch of transfers; waits for what is received, returns what is sent."""
+    def _exchange(self, step: "_Step", actions: Sequence[Action], sends: list[Pending]) -> None:
+        """Issues a batch of transfers with one stage and waits for what is received; `sends` are under way to it."""
         transfers: list[Transfer] = []
         places: list[tuple[int, Action, Carried, Tensor]] = []
         for action in actions:
@@ -121,11 +120,16 @@ class Pipeline:
                     )
                 )
         pending = self._comm.exchange(transfers)
-        received = {index for index, *_ in places}
         for index, action, name, tensor in places:
             pending[index].wait()
             step.place(action)[name] = tensor.requires_grad_(action.kind == "receive_forward")
-        return [work for index, work in enumerate(pending) if index not in received]
+        if places:
+            # Whoever sends has received what was sent to it before. A send that is waited for lets its tensor go.
+            for send in sends:
+                send.wait()
+            sends.clear()
+        received = {index for index, *_ in places}
+        sends += [work for index, work in enumerate(pending) if index not in received]
 
     def _edge(self, action: Action) -> tuple[bool, tuple[Carried, ...]]:
         """Whether this stage sends, and which tensors cross the edge."""
@@ -186,8 +190,10 @@ class _Step:
             left = {"loss": loss}
         else:
             self._to_send[microbatch] = left
-        # An edge of the graph instead of the tensor: what was sent need not be kept to start the backward.
-        self._outputs[microbatch] = {name: get_gradient_edge(tensor) for name, tensor in left.items()}
+        # An edge of the graph instead of the tensor: what was sent need not be kept to start the backward. What has no
+        # gradient is refused where it is sent.
+        edges = {name: get_gradient_edge(tensor) for name, tensor in left.items() if tensor.requires_grad}
+        self._outputs[microbatch] = edges
 
     def backward(self, microbatch: int) -> None:
         outputs, gradients = self._outputs.pop(microbatch), self._gradients.pop(microbatch, {})

@@ -46,7 +46,7 @@ def _embedding(config: ModelConfig, layout: Layout, stack: str, stream: StreamNa
     if layout.sp:
         if config.positions in ("learned", "sinusoidal"):
             entries.append(Entry(module=f"{name}.position", style="sequence_slice", stream=stream))
-        if config.num_token_types:
+        if config.num_token_types and not (stack == "decoder" and config.has_cross_attention):
             entries.append(Entry(module=f"{name}.token_type", style="sequence_slice", stream=stream))
         if config.embedding_norm:
             entries.append(Entry(module=f"{name}.norm", style="sequence_replicated", stream=stream))

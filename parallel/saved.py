@@ -31,7 +31,7 @@ class SavedBytes:
 
     def __init__(self, model: nn.Module) -> None:
         self.now_bytes = self.peak_bytes = 0
-        self._parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        self._parameters = {parameter.untyped_storage()._cdata for parameter in model.parameters()}  # noqa: SLF001
         self._keepers: Counter[int] = Counter()
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, self._use)
 
@@ -46,7 +46,8 @@ class SavedBytes:
 
     def _keep(self, tensor: Tensor) -> Any:
         storage = tensor.untyped_storage()
-        address, size_bytes = storage.data_ptr(), storage.nbytes()
+        # The address of the storage, not of its data: meta and fake tensors have no data.
+        address, size_bytes = storage._cdata, storage.nbytes()  # noqa: SLF001, has no public name
         if address in self._parameters or size_bytes == 0:
             return tensor
         self._keepers[address] += 1

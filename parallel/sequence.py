@@ -38,12 +38,20 @@ def pad(batch: Batch, plan: Plan) -> Batch:
 
 
 def microbatches(batch: Batch, layout: Layout) -> list[Batch]:
-    """The batch cut into the layout's microbatches; only the last may be smaller."""
+    """The batch cut into the layout's microbatches, each a copy of its own; only the last may be smaller.
+
+    A view would keep the ids of the whole batch, and whatever batch that was cut from, until its own backward.
+    """
     start, cut = 0, []
     for size in microbatch_sizes(batch.num_sequences, layout.microbatches):
-        cut.append(batch.narrow(start, size))
+        cut.append(_copied(batch.narrow(start, size)))
         start += size
     return cut
+
+
+def _copied(batch: Batch) -> Batch:
+    tensors = {name: getattr(batch, name) for name in ("labels", "source", "target", "token_types")}
+    return dataclasses.replace(batch, **{n: tensor.clone() for n, tensor in tensors.items() if tensor is not None})
 
 
 def _padded(tensor: Tensor, length: int, value: int) -> Tensor:

@@ -78,10 +78,10 @@ class _CrossEntropySum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits_LBV: Tensor, labels_LB: Tensor, start: int, comm: Comm, site: Site) -> Tensor:
         phase = comm.forward_phase()
-        accumulated = logits_LBV.float() if logits_LBV.dtype in (torch.bfloat16, torch.float16) else logits_LBV
-        largest_LB = accumulated.amax(-1)
+        largest_LB = logits_LBV.amax(-1).to(torch.promote_types(logits_LBV.dtype, torch.float32))
         comm.all_reduce(largest_LB, "tp", site=site, phase=phase, reduction="max").wait()
-        shifted_LBV = accumulated - largest_LB[..., None]
+        # Half precision is raised by this difference: no second copy of the logits.
+        shifted_LBV = logits_LBV - largest_LB[..., None]
         is_elsewhere_LB = (labels_LB < start) | (labels_LB >= start + logits_LBV.shape[-1])
         local_LB = (labels_LB - start).masked_fill(is_elsewhere_LB, 0)
         label_logits_LB = shifted_LBV.gather(-1, local_LB[..., None])[..., 0].masked_fill(is_elsewhere_LB, 0.0)
@@ -96,15 +96,12 @@ class _CrossEntropySum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
         probabilities_LBV, local_LB, is_elsewhere_LB, is_counted_LB = ctx.saved_tensors
-        is_label_LB = (~is_elsewhere_LB).to(probabilities_LBV.dtype)
-        gradient_LBV = probabilities_LBV.scatter_add(-1, local_LB[..., None], -is_label_LB[..., None])
-        return (
-            gradient_LBV.mul_((is_counted_LB * gradients[0]).to(gradient_LBV.dtype)[..., None]),
-            None,
-            None,
-            None,
-            None,
-        )
+        # Half precision is raised: 1 / tokens rounded to eight bits would scale every gradient of the step.
+        dtype = torch.promote_types(probabilities_LBV.dtype, torch.float32)
+        gradient_LBV = probabilities_LBV.to(dtype, copy=True)
+        gradient_LBV.scatter_add_(-1, local_LB[..., None], -(~is_elsewhere_LB)[..., None].to(dtype))
+        gradient_LBV.mul_((is_counted_LB * gradients[0])[..., None])
+        return gradient_LBV.to(probabilities_LBV.dtype), None, None, None, None
 
 
 class VocabularyCrossEntropy(nn.Module):

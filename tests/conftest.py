@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.spawn import four_ranks, two_ranks  # noqa: F401 - tests ask for these fixtures by name
+
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread_per_process() -> None:

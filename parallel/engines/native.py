@@ -8,6 +8,7 @@ Left out: learning-rate schedules, clipping, checkpoints.
 """
 
 import dataclasses
+import math
 from typing import Literal
 
 import torch
@@ -69,6 +70,7 @@ class NativeEngine:
         device: where this rank computes.
         optimizer: `sgd` or `adamw`, torch's own.
         learning_rate: its step size.
+        model: this rank's part, partitioned and with its values; None builds it and draws the values from `seed`.
 
     Raises ValueError for a layout that `unsupported` names.
     """
@@ -83,15 +85,18 @@ class NativeEngine:
         device: torch.device,
         optimizer: OptimizerName = "sgd",
         learning_rate: float = 1e-2,
+        model: Model | None = None,
     ) -> None:
         reason = unsupported(plan.layout)
         if reason is not None:
             raise ValueError(reason)
         self.plan, self.comm, self.dtype, self.device = plan, comm, dtype, device
-        with torch.device("meta"):
-            model = build(plan.config)
-        self.model: Model = parallelize(model, plan, comm)
-        materialise(self.model, plan, comm, seed=seed, dtype=dtype, device=device)
+        if model is None:
+            with torch.device("meta"):
+                model = build(plan.config)
+            parallelize(model, plan, comm)
+            materialise(model, plan, comm, seed=seed, dtype=dtype, device=device)
+        self.model: Model = model
         self.model.mask_key.seed = seed
         self.model.train()
         self.gradients = Gradients(self.model, plan, comm)
@@ -115,6 +120,8 @@ class NativeEngine:
         self.gradients.zero()
         comm.phase = "step"
         loss_tokens = self._all_loss_tokens(batch)
+        if loss_tokens == 0:
+            raise ValueError("none of the step's sequences has a label: there is no loss to divide")
         padded = pad(batch, self.plan).to(self.device, self.dtype)
         loss = self._pipeline.run(microbatches(padded, self.plan.layout), loss_tokens, watch)
         comm.phase = "step"
@@ -208,4 +215,6 @@ def _disagreement(piece: Tensor, whole: Tensor) -> float:
         return 0.0
     scale = whole.abs().max().item()
     difference = (piece - whole).abs().max().item()
-    return difference / scale if scale else difference
+    error = difference / scale if scale else difference
+    # A nan agrees with nothing, and is smaller than nothing either.
+    return math.inf if math.isnan(error) else error

@@ -1,0 +1,296 @@
+"""What is to be measured? One TOML file becomes a list of cells; a mistake in it is an error before anything starts.
+
+    name, seed, repeats, ...      how each cell is run (`Settings`)
+    [models.<name>]               fields of a ModelConfig; `like = "<other or published model>"` changes a few of them,
+                                  `twin_of = "<other>"` with `architecture` and `match` takes a matched model
+    [data.<name>]                 the batch of a step (`DataSpec`)
+    [[layouts]]                   fields of a Layout; a list is an axis, a table stands for the product of its axes;
+                                  `models`, `data`, `ranks` narrow it (default: all), `illegal = "skip"` drops
+                                  what a model forbids instead of recording it
+    controls = ["<cell>", ...]    cells that are run twice, as a measure of noise
+
+A cell is one model on one layout and one batch. Two rules keep cells few and honest: in a product, a combination that
+contradicts itself (sp with tp = 1) is no layout; and an option that cannot matter to a model is written as its default,
+so that equal cells are one (a model without memory gathers none). What a model or a batch forbids becomes a cell with a
+`refusal`, which is recorded and never run. Left out: tokens (`launch/data.py`) and processes (`launch/sweep.py`).
+"""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from launch.layout_tables import LayoutTable
+from launch.model_tables import Member, members
+from launch.reading import Table, check_keys, check_name, check_type, read
+from models.config import ModelConfig
+from parallel.engines.native import unsupported
+from parallel.layouts import Layout
+from parallel.plans import plan
+
+ENGINE = "native"
+
+LossOn = Literal["target", "all"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """How every cell of an experiment is run."""
+
+    seed: int = 0
+    """Of weights, dropout masks and synthetic tokens."""
+    repeats: int = 5
+    """Timed steps."""
+    warmup: int = 1
+    """Steps before the timed ones."""
+    interleave: int = 8
+    """Cells that are kept in memory together and timed in turns; 1 for models that fill a device."""
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    optimizer: Literal["sgd", "adamw"] = "adamw"
+    learning_rate: float = 1e-3
+
+    def __post_init__(self) -> None:
+        for field, least in (("seed", 0), ("repeats", 1), ("warmup", 0), ("interleave", 1)):
+            if getattr(self, field) < least:
+                raise ValueError(f"{field} = {getattr(self, field)}; it must be at least {least}")
+        if self.learning_rate <= 0:
+            raise ValueError(f"learning_rate = {self.learning_rate}; it must be positive")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class DataSpec:
+    """The batch of one step, over all data-parallel ranks.
+
+    Lengths are those of a pair of texts; a model with one stack reads both in a row.
+    """
+
+    text: str
+    """`synthetic`, or pairs of sentences: `django:de,fr,ja`, or a .tsv, .jsonl, .po or .mo file."""
+    sequences: int
+    source_length: int
+    target_length: int
+    loss_on: LossOn = "target"
+    """Which tokens of a pair a decoder-only model is trained on; other architectures have one choice."""
+    ragged: bool = False
+    """Whether synthetic sequences have lengths of their own."""
+
+    def __post_init__(self) -> None:
+        for field in ("sequences", "source_length", "target_length"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} = {getattr(self, field)}; it must be at least 1")
+        if self.ragged and self.text != "synthetic":
+            raise ValueError("ragged is read with text = 'synthetic' only: real sentences have lengths of their own")
+
+    def stream_lengths(self, config: ModelConfig) -> tuple[int, int]:
+        """Padded positions of the source and the target stream of a model, 0 for one that it lacks."""
+        if config.has_cross_attention:
+            return self.source_length, self.target_length
+        length = self.source_length + self.target_length
+        return length * config.has_encoder, length * config.has_decoder
+
+    def check_model(self, config: ModelConfig) -> None:
+        """Raises ValueError when a model has no position for what it would read."""
+        longest = max(self.stream_lengths(config))
+        if config.positions == "learned" and longest > config.max_length:
+            raise ValueError(
+                f"{config.name} has {config.max_length} learned positions, the data has {longest}: raise max_length or "
+                f"shorten the sequences"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One model on one layout and one batch."""
+
+    experiment: str
+    member: Member
+    data_name: str
+    data: DataSpec
+    layout: Layout
+    settings: Settings
+    is_control: bool = False
+    refusal: str = ""
+    """Why this cell cannot be run; empty when it can."""
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.member.config
+
+    @property
+    def world_size(self) -> int:
+        return self.layout.world_size
+
+    @property
+    def name(self) -> str:
+        """Readable, unique within the experiment, fit for the name of a file: `pair.text.tp2-sp-pp1_even-dp1-...`."""
+        label = self.layout.label.replace(")", "").translate(str.maketrans(" (,=", "-___"))
+        control = ".control" if self.is_control else ""
+        return f"{self.model.name}.{self.data_name}.{label}{control}"
+
+    def fingerprint(self, batch_digest: str) -> str:
+        """Hash of everything that defines the cell; `batch_digest` stands for the tokens themselves."""
+        defining = {
+            "engine": ENGINE,
+            "model": self.model.to_dict(),
+            "family": [self.member.family, self.member.match, self.member.mismatch],
+            "layout": self.layout.to_dict(),
+            "data": dataclasses.asdict(self.data),
+            "batch": batch_digest,
+            "settings": dataclasses.asdict(self.settings),
+            "is_control": self.is_control,
+            "refusal": self.refusal,
+        }
+        return hashlib.sha256(json.dumps(defining, sort_keys=True).encode()).hexdigest()[:32]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Experiment:
+    """A file, read and resolved."""
+
+    name: str
+    settings: Settings
+    members: tuple[Member, ...]
+    data: dict[str, DataSpec]
+    cells: tuple[Cell, ...]
+    """In the order of the file, all models of one layout next to each other: what is compared is timed in turns."""
+
+    @property
+    def world_sizes(self) -> tuple[int, ...]:
+        """World sizes of the cells that can be run, smallest first."""
+        return tuple(sorted({cell.world_size for cell in self.cells if not cell.refusal}))
+
+
+def load(path: Path) -> Experiment:
+    """Read an experiment.
+
+    Raises:
+        ValueError: no such file, no TOML, or any mistake in it, told in one line with the place in the file.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise ValueError(f"cannot read {path}: {reason}") from error
+    try:
+        return resolve(tomllib.loads(text))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def resolve(table: Table) -> Experiment:
+    """The experiment of a table as TOML gives it. Raises ValueError for any mistake."""
+    setting_names = [field.name for field in dataclasses.fields(Settings)]
+    check_keys(table, ["name", *setting_names, "models", "data", "layouts", "controls"], "experiment")
+    missing = [key for key in ("name", "models", "data", "layouts") if key not in table]
+    if missing:
+        raise ValueError(f"experiment lacks {', '.join(missing)}")
+    for key, wanted in (("name", str), ("models", dict), ("data", dict), ("layouts", list), ("controls", list)):
+        check_type(table.get(key, wanted()), wanted, f"experiment: {key}")
+    check_name(table["name"], "experiment: name")
+    settings = read(Settings, {key: table[key] for key in setting_names if key in table}, "experiment")
+    data = {name: _data_spec(name, fields) for name, fields in table["data"].items()}
+    if not data:
+        raise ValueError("experiment: no [data.<name>] table")
+    known = members(
+        table["models"],
+        source_length=max(spec.source_length for spec in data.values()),
+        target_length=max(spec.target_length for spec in data.values()),
+    )
+    tables = [LayoutTable.read(fields, f"layouts {index}") for index, fields in enumerate(table["layouts"], start=1)]
+    _check_uses(tables, known, data)
+    cells = _with_controls(_cells(table["name"], tables, known, data, settings), table.get("controls", []))
+    return Experiment(name=table["name"], settings=settings, members=tuple(known.values()), data=data, cells=cells)
+
+
+def _data_spec(name: str, fields: Any) -> DataSpec:
+    where = f"data.{name}"
+    check_name(name, where)
+    check_type(fields, dict, where)
+    return read(DataSpec, fields, where)
+
+
+def _check_uses(tables: Sequence[LayoutTable], known: dict[str, Member], data: dict[str, DataSpec]) -> None:
+    """Raises ValueError for a name that nothing defines, and for a definition that nothing names."""
+    for what, defined in (("models", known), ("data", data)):
+        used: set[str] = set()
+        for table in tables:
+            chosen = getattr(table, what) or tuple(defined)
+            used.update(chosen)
+            for name in chosen:
+                if name not in defined:
+                    raise ValueError(f"{table.where}: {what} names {name!r}, which is none of {', '.join(defined)}")
+        bases = {member.base for member in known.values()} if what == "models" else set()
+        unread = [name for name in defined if name not in used | bases]
+        if unread:
+            raise ValueError(f"{what}.{unread[0]} is used by no layout: name it in a [[layouts]] table or remove it")
+
+
+def _cells(
+    experiment: str,
+    tables: Sequence[LayoutTable],
+    known: dict[str, Member],
+    data: dict[str, DataSpec],
+    settings: Settings,
+) -> list[Cell]:
+    found: dict[str, Cell] = {}
+    for table in tables:
+        for layout in table.layouts():
+            for data_name in table.data or tuple(data):
+                for model_name in table.models or tuple(known):
+                    member = known[model_name]
+                    cell = Cell(
+                        experiment=experiment,
+                        member=member,
+                        data_name=data_name,
+                        data=data[data_name],
+                        layout=effective(layout, member.config),
+                        settings=settings,
+                    )
+                    cell = dataclasses.replace(cell, refusal=_refusal(cell))
+                    if not (cell.refusal and table.illegal == "skip"):
+                        found.setdefault(cell.name, cell)
+    if not found:
+        raise ValueError("experiment: no [[layouts]] table leaves a cell")
+    return list(found.values())
+
+
+def effective(layout: Layout, config: ModelConfig) -> Layout:
+    """The layout with every option that cannot matter to a model written as its default."""
+    changes: dict[str, Any] = {}
+    if layout.tp == 1 or not config.has_cross_attention:
+        changes["memory_gather"] = "per_stage"
+    if layout.pp == 1 or (layout.cut == "aligned" and not config.has_cross_attention):
+        changes["cut"] = "even"
+    return layout.replace(**changes)
+
+
+def _refusal(cell: Cell) -> str:
+    not_run = unsupported(cell.layout)
+    if not_run is not None:
+        return not_run
+    try:
+        plan(cell.model, cell.layout)
+        cell.layout.check_sequences(cell.data.sequences)
+        cell.data.check_model(cell.model)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _with_controls(cells: Sequence[Cell], names: Sequence[Any]) -> tuple[Cell, ...]:
+    """The cells, each control right behind the cell that it repeats."""
+    known = {cell.name: cell for cell in cells}
+    for name in names:
+        check_type(name, str, "controls")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+            raise ValueError(f"controls names {name!r}, which is no cell; the nearest is {near[0]!r}")
+        if known[name].refusal:
+            raise ValueError(f"controls names {name!r}, which cannot be run: {known[name].refusal}")
+    repeated = [dataclasses.replace(cell, is_control=True) for cell in cells if cell.name in names]
+    controls = {cell.name.removesuffix(".control"): cell for cell in repeated}
+    return tuple(one for cell in cells for one in ((cell, controls[cell.name]) if cell.name in controls else (cell,)))

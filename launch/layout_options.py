@@ -1,0 +1,53 @@
+"""How is a layout written on the command line? One option a field of `Layout`, the same for every command."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, get_args
+
+import click
+
+from parallel.layouts import AttentionKernel, Cut, Layout, MemoryGather, Recompute, Schedule
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_DEFAULT = Layout()
+_OPTIONS = (
+    click.option("--tp", default=_DEFAULT.tp, show_default=True, help="Tensor-parallel degree."),
+    click.option("--pp", default=_DEFAULT.pp, show_default=True, help="Pipeline stages."),
+    click.option("--dp", default=_DEFAULT.dp, show_default=True, help="Data-parallel degree."),
+    click.option("--sp", is_flag=True, help="Shard the sequence over the tp ranks between products."),
+    click.option("--microbatches", default=_DEFAULT.microbatches, show_default=True, help="Microbatches of a step."),
+    click.option("--schedule", type=click.Choice(get_args(Schedule)), default=_DEFAULT.schedule, show_default=True),
+    click.option("--cut", default="even", show_default=True, help="even, aligned, or first blocks such as 2,5."),
+    click.option(
+        "--memory-gather", type=click.Choice(get_args(MemoryGather)), default=_DEFAULT.memory_gather, show_default=True
+    ),
+    click.option("--recompute", type=click.Choice(get_args(Recompute)), default=_DEFAULT.recompute, show_default=True),
+    click.option(
+        "--attention", type=click.Choice(get_args(AttentionKernel)), default=_DEFAULT.attention, show_default=True
+    ),
+)
+LAYOUT_OPTIONS = ("tp", "pp", "dp", "sp", "microbatches", "schedule", "cut", "memory_gather", "recompute", "attention")
+"""Names of the options, as a command gets them."""
+
+
+def layout_options(command: Command) -> Command:
+    """Decorator that gives a command the options; it reads them with `layout_of`."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def layout_of(chosen: dict[str, Any]) -> Layout:
+    """The layout of the options as click gives them. Raises ValueError when they contradict each other."""
+    return Layout(**{**chosen, "cut": _cut(chosen["cut"])})
+
+
+def _cut(text: str) -> Cut:
+    if text == "even":
+        return "even"
+    if text == "aligned":
+        return "aligned"
+    try:
+        return tuple(int(first) for first in text.split(","))
+    except ValueError as error:
+        raise ValueError(f"cut = {text!r}; choose even, aligned or first blocks such as 2,5") from error

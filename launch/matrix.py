@@ -1,0 +1,254 @@
+"""Which partitionings does `twinshard verify --matrix` prove equal to one process?
+
+Every option that can change what is computed or sent, in a covering array: each legal pair of values meets in at least
+one case (`launch/covering.py`), on models so small that a case takes about a second.
+
+    OPTIONS   names and values        RULES   which values exclude each other        cases()   the cases
+
+A rule is either a contradiction that ModelConfig or Layout refuses too, or marks a value that would say nothing there
+(a cut without stages). Left out: dtypes other than float64, and dropout (see `launch/case.py`).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from launch.case import Case
+from launch.covering import Choice, Rule, Value, covering_array
+from models.config import GATED, ModelConfig
+from models.vocabulary import VOCABULARY
+from parallel.layouts import Cut, Layout
+
+_MESHES: dict[str, dict[str, Any]] = {
+    "tp2 sp pp2": {"tp": 2, "sp": True, "pp": 2},
+    "tp2 sp dp2": {"tp": 2, "sp": True, "dp": 2},
+    "tp2 pp2": {"tp": 2, "pp": 2},
+    "tp2 dp2": {"tp": 2, "dp": 2},
+    "pp2 dp2": {"pp": 2, "dp": 2},
+    "tp4 sp": {"tp": 4, "sp": True},
+    "tp4": {"tp": 4},
+    "pp4": {"pp": 4},
+    "dp4": {"dp": 4},
+    "tp2 sp": {"tp": 2, "sp": True},
+    "tp2": {"tp": 2},
+    "pp2": {"pp": 2},
+    "dp2": {"dp": 2},
+    "one": {},
+}
+_SEQUENCES = {1: 2, 2: 4, 3: 5, 4: 4}
+"""Sequences of one data-parallel rank by number of microbatches; 5 in 3 leave a ragged last one."""
+_LENGTHS = {"even": (8, 6), "odd": (7, 5), "longer target": (5, 9)}
+"""Padded source and target lengths."""
+_HEADS = 4
+_HEAD_WIDTH = 4
+_BLOCKS = {"2+2": (2, 2), "3+2": (3, 2), "1+5": (1, 5)}
+"""Encoder and decoder blocks; an architecture of one stack has their sum."""
+
+# The most constrained options stand first: a greedy choice then seldom has to go back.
+OPTIONS: dict[str, tuple[Value, ...]] = {
+    "mesh": tuple(_MESHES),
+    "cut": ("even", "aligned", "mixed"),
+    "blocks": tuple(_BLOCKS),
+    "architecture": ("encoder_decoder", "decoder_only", "encoder_only"),
+    "tying": ("none", "head", "source_target", "all"),
+    "front_end": ("tokens", "features"),
+    "data": ("full", "ragged", "text"),
+    "vocabulary": (11, VOCABULARY, 50257),
+    "vocabularies": ("one", "two"),
+    "activation": ("relu", "gelu", "gelu_tanh", "swiglu", "geglu"),
+    "head": ("plain", "bias", "transform"),
+    "positions": ("sinusoidal", "learned", "rope", "relative"),
+    "microbatches": tuple(_SEQUENCES),
+    "lengths": tuple(_LENGTHS),
+    "kv_heads": (4, 2, 1),
+    "recompute": ("none", "selective", "full"),
+    "schedule": ("1f1b", "gpipe"),
+    "memory_gather": ("per_stage", "per_block"),
+    "attention": ("fused", "materialised"),
+    "norm": ("layernorm", "rmsnorm"),
+    "norm_position": ("pre", "post"),
+    "final_norm": (True, False),
+    "embedding_norm": (False, True),
+    "biases": (True, False),
+    "scales": ("default", "other"),
+    "wide_heads": (False, True),
+    "token_types": (0, 2),
+}
+
+
+RULES = (
+    Rule("without stages nothing is cut", ("mesh", "cut"), lambda mesh, cut: cut == "even" or _num_stages(mesh) > 1),
+    Rule(
+        "a mixed stage needs more blocks than stages",
+        ("mesh", "cut", "blocks"),
+        lambda mesh, cut, blocks: cut != "mixed" or _num_stages(mesh) < sum(_BLOCKS[blocks]),
+    ),
+    Rule(
+        "source embeddings are tied in an encoder_decoder only",
+        ("architecture", "tying"),
+        lambda architecture, tying: tying in ("none", "head") or architecture == "encoder_decoder",
+    ),
+    Rule(
+        "features need an encoder",
+        ("architecture", "front_end"),
+        lambda architecture, front_end: front_end == "tokens" or architecture != "decoder_only",
+    ),
+    Rule(
+        "features have no embedding to tie",
+        ("architecture", "tying", "front_end"),
+        lambda architecture, tying, front_end: (
+            front_end == "tokens" or tying == "none" or (tying == "head" and architecture == "encoder_decoder")
+        ),
+    ),
+    Rule(
+        "text has no features", ("front_end", "data"), lambda front_end, data: front_end != "features" or data != "text"
+    ),
+    Rule(
+        "text needs a row for each byte",
+        ("data", "vocabulary"),
+        lambda data, rows: data != "text" or rows >= VOCABULARY,
+    ),
+    Rule(
+        "a second vocabulary needs two streams of tokens",
+        ("architecture", "front_end", "vocabularies"),
+        lambda architecture, front_end, vocabularies: (
+            vocabularies == "one" or (architecture == "encoder_decoder" and front_end == "tokens")
+        ),
+    ),
+    Rule(
+        "tied source and target share a vocabulary",
+        ("tying", "vocabularies"),
+        lambda tying, vocabularies: vocabularies == "one" or tying in ("none", "head"),
+    ),
+    Rule(
+        "a head's transform has no gate",
+        ("activation", "head"),
+        lambda activation, head: head != "transform" or activation not in GATED,
+    ),
+)
+
+
+def case(choice: Mapping[str, Value]) -> Case:
+    """The case of a complete choice. Raises ValueError when the model or the layout contradicts itself."""
+    layout_fields = _MESHES[str(choice["mesh"])]
+    config = _config(choice)
+    layout = Layout(
+        **layout_fields,
+        microbatches=int(choice["microbatches"]),
+        schedule=choice["schedule"],  # type: ignore[arg-type]
+        cut=_cut(str(choice["cut"]), config, layout_fields.get("pp", 1)),
+        memory_gather=choice["memory_gather"],  # type: ignore[arg-type]
+        recompute=choice["recompute"],  # type: ignore[arg-type]
+        attention=choice["attention"],  # type: ignore[arg-type]
+    )
+    source_length, target_length = _LENGTHS[str(choice["lengths"])]
+    return Case(
+        name="unnamed",
+        config=config,
+        layout=layout,
+        data=choice["data"],  # type: ignore[arg-type]
+        num_sequences=_SEQUENCES[layout.microbatches] * layout.dp,
+        source_length=source_length,
+        target_length=target_length,
+    )
+
+
+@functools.cache
+def choices() -> tuple[Choice, ...]:
+    """The covering array: in its rows every legal pair of values occurs."""
+    return covering_array(OPTIONS, RULES)
+
+
+@functools.cache
+def cases(*, quick: bool = False) -> tuple[Case, ...]:
+    """The cases of the matrix, those of one world size together, smallest world first; the same on every call.
+
+    `quick` takes only as many of them as show every single value, for a first answer while working on something.
+    """
+    chosen = [case(choice) for choice in (_few(choices()) if quick else choices())]
+    chosen.sort(key=lambda unnamed: unnamed.layout.world_size)
+    return tuple(
+        dataclasses.replace(unnamed, name=f"{index:03d} {unnamed.config.architecture} {unnamed.layout.label}")
+        for index, unnamed in enumerate(chosen)
+    )
+
+
+def _few(rows: tuple[Choice, ...]) -> list[Choice]:
+    """Rows that together show every value: always the one that shows most of what is left."""
+    left = {item for row in rows for item in row.items()}
+    few = []
+    while left:
+        few.append(max(rows, key=lambda row: len(left & row.items())))
+        left -= few[-1].items()
+    return few
+
+
+def _num_stages(mesh: Value) -> int:
+    stages: int = _MESHES[str(mesh)].get("pp", 1)
+    return stages
+
+
+def _cut(cut: str, config: ModelConfig, pp: int) -> Cut:
+    """`mixed` becomes the first explicit cut that spares the boundary: one stage holds encoder and decoder blocks.
+
+    3+2 blocks, 4 stages    E0 | E1 | E2 D0 | D1        1+5 blocks, 2 stages    E0 D0 | D1 D2 D3 D4
+    """
+    if cut != "mixed":
+        return "aligned" if cut == "aligned" else "even"
+    boundary = config.num_encoder_blocks if config.has_cross_attention else 0
+    return tuple(first for first in range(1, config.num_blocks) if first != boundary)[: pp - 1]
+
+
+def _config(choice: Mapping[str, Value]) -> ModelConfig:
+    architecture = choice["architecture"]
+    num_encoder_blocks, num_decoder_blocks = _BLOCKS[str(choice["blocks"])]
+    num_blocks = num_encoder_blocks + num_decoder_blocks
+    vocabulary = int(choice["vocabulary"])
+    has_features = choice["front_end"] == "features"
+    has_other_scales = choice["scales"] == "other"
+    return ModelConfig(
+        name="matrix",
+        architecture=architecture,  # type: ignore[arg-type]
+        width=_HEADS * _HEAD_WIDTH,
+        num_heads=_HEADS,
+        num_kv_heads=int(choice["kv_heads"]),
+        head_width=_HEAD_WIDTH + 2 if choice["wide_heads"] else _HEAD_WIDTH,
+        ffn_width=24,
+        num_encoder_blocks={"encoder_decoder": num_encoder_blocks, "encoder_only": num_blocks}.get(
+            str(architecture), 0
+        ),
+        num_decoder_blocks={"encoder_decoder": num_decoder_blocks, "decoder_only": num_blocks}.get(
+            str(architecture), 0
+        ),
+        vocabulary=vocabulary,
+        source_vocabulary=vocabulary + 2 if choice["vocabularies"] == "two" else 0,
+        max_length=_longest(choice),
+        norm=choice["norm"],  # type: ignore[arg-type]
+        norm_position=choice["norm_position"],  # type: ignore[arg-type]
+        final_norm=bool(choice["final_norm"]),
+        embedding_norm=bool(choice["embedding_norm"]),
+        activation=choice["activation"],  # type: ignore[arg-type]
+        positions=choice["positions"],  # type: ignore[arg-type]
+        position_offset=2 if choice["positions"] == "learned" else 0,
+        relative_buckets=8,
+        relative_max_distance=6,
+        num_token_types=int(choice["token_types"]),
+        qkv_bias=bool(choice["biases"]),
+        attention_output_bias=bool(choice["biases"]),
+        ffn_bias=bool(choice["biases"]),
+        head_bias=choice["head"] == "bias",
+        head_transform=choice["head"] == "transform",
+        attention_scale=not has_other_scales,
+        embedding_scale=has_other_scales,
+        head_scale=has_other_scales,
+        tying=choice["tying"],  # type: ignore[arg-type]
+        feature_width=5 if has_features else 0,
+    )
+
+
+def _longest(choice: Mapping[str, Value]) -> int:
+    """Positions of the longest stream. It fills the position table: what sequence parallelism adds lies beyond."""
+    lengths = _LENGTHS[str(choice["lengths"])]
+    reads_pairs_in_one_stream = choice["data"] == "text" and choice["architecture"] != "encoder_decoder"
+    return sum(lengths) if reads_pairs_in_one_stream else max(lengths)

@@ -1,0 +1,167 @@
+"""What does one rank do to measure a cell?
+
+    parity       a small relative on the same layout, in float64, against one process      or the cell is not timed
+    counting     one step under the recorder, counted bytes and operators                  no clock runs
+    blocks       steps under module hooks, one clock reading before and after each block   not timed as steps
+    warm-up      steps that are timed apart
+    timed        steps with two clock readings an action and nothing else
+
+All passes are steps of the same engine on the same batch. Who calls them in which order, so that cells take turns, is
+`launch/worker.py`; what becomes of the numbers, `launch/facts.py`.
+"""
+
+import dataclasses
+import time
+from typing import Any
+
+import torch
+
+from launch.case import case_of
+from launch.clock import ActionClock, BlockClock, BusyClock, numbered_blocks
+from launch.env import World
+from launch.experiment import Cell
+from launch.operators import Operators
+from launch.parity import Parity, check_parity
+from models.batch import Batch
+from parallel.comm import Comm, Groups
+from parallel.engines.native import NativeEngine, StepFacts
+from parallel.ledger import Event
+from parallel.plans import plan
+from parallel.recorder import Recorder
+from parallel.saved import SavedBytes
+from parallel.sequence import deal
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Counted:
+    """What one step is made of, on one rank."""
+
+    step: StepFacts
+    events: tuple[Event, ...]
+    difference: str | None
+    """First place where ledger and recorder differ, None when they agree."""
+    operators: dict[tuple[str, str, str], int]
+    """Count of each (operator, shapes, phase)."""
+    forward_flops: dict[int, int]
+    """By block of the flat list, -1 outside of the blocks."""
+    peak_saved_bytes: int
+    peak_allocated_bytes: int
+    """By the device's allocator, other cells in memory left out; 0 on CPUs."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TimedStep:
+    """Seconds of one step on one rank."""
+
+    wall: float
+    forward: float
+    backward: float
+    busy: float
+    """Forward, backward, synchronisation and update."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TimedBlocks:
+    """Busy seconds of the blocks of one rank's stage in one step, by block of the flat list."""
+
+    forward: dict[int, float]
+    backward: dict[int, float]
+
+
+class Parities:
+    """Whether layouts equal one process, each proved once: cells whose small relatives are alike share the proof."""
+
+    def __init__(self, here: World, groups: Groups) -> None:
+        self._here, self._groups = here, groups
+        self._proved: dict[Any, Parity] = {}
+
+    def parity(self, cell: Cell) -> tuple[Parity, str]:
+        """The proof for a cell, and the name of the model that it was made with. Collective."""
+        case = case_of(cell.model, cell.layout)
+        key = dataclasses.replace(case, name="", config=case.config.replace(name=""))
+        if key not in self._proved:
+            self._proved[key] = check_parity(
+                case, groups=self._groups, rank=self._here.rank, device=self._here.device, seed=cell.settings.seed
+            )
+        return self._proved[key], case.config.name
+
+
+class Run:
+    """One run of one cell, as one rank sees it. Every method is collective.
+
+    Attributes:
+        plan, comm, engine: what runs.
+        share: this data-parallel rank's part of the batch.
+    """
+
+    def __init__(self, cell: Cell, batch: Batch, here: World, groups: Groups) -> None:
+        self.cell = cell
+        self._device = here.device
+        self._clock = BusyClock(here.device)
+        self._others_bytes = torch.cuda.memory_allocated(self._device) if self._on_gpu else 0
+        self.plan = plan(cell.model, cell.layout)
+        self.comm = Comm.create(plan=self.plan, rank=here.rank, groups=groups, device=here.device)
+        self.engine = NativeEngine(
+            plan=self.plan,
+            comm=self.comm,
+            seed=cell.settings.seed,
+            dtype=DTYPES[cell.settings.dtype],
+            device=here.device,
+            optimizer=cell.settings.optimizer,
+            learning_rate=cell.settings.learning_rate,
+        )
+        self.share = deal(batch, cell.layout, self.comm.coordinate.dp)
+        self.blocks = numbered_blocks(self.engine.model, cell.model)
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self._device.type == "cuda"
+
+    def count(self) -> Counted:
+        """One step, counted in every respect."""
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats(self._device)
+        self.comm.ledger.clear()
+        operators = Operators(self.blocks)
+        with operators, Recorder() as recorder, SavedBytes(self.engine.model) as saved:
+            step = self.engine.step(self.share, observer=operators)
+        events = tuple(self.comm.ledger)
+        return Counted(
+            step=step,
+            events=events,
+            difference=recorder.first_difference(events),
+            operators=dict(operators.counts),
+            forward_flops=dict(operators.forward_flops),
+            peak_saved_bytes=saved.peak_bytes,
+            peak_allocated_bytes=torch.cuda.max_memory_allocated(self._device) - self._others_bytes
+            if self._on_gpu
+            else 0,
+        )
+
+    def time_blocks(self) -> TimedBlocks:
+        """One step with a clock on every block."""
+        self.comm.ledger.clear()
+        with BlockClock(self.blocks, self._clock) as clock:
+            self.engine.step(self.share)
+            self._clock.finish()
+        return TimedBlocks(forward=clock.seconds(clock.forward), backward=clock.seconds(clock.backward))
+
+    def time_step(self) -> TimedStep:
+        """One step with a clock on every action; all ranks begin together."""
+        self.comm.ledger.clear()
+        observer = ActionClock(self._clock)
+        self.comm.barrier()
+        self._clock.finish()
+        start = time.perf_counter()
+        self.engine.step(self.share, observer=observer)
+        self._clock.finish()
+        wall = time.perf_counter() - start
+        forward, backward = observer.seconds(observer.forward), observer.seconds(observer.backward)
+        return TimedStep(
+            wall=wall,
+            forward=forward,
+            backward=backward,
+            busy=forward + backward + observer.seconds(observer.synchronised),
+        )

@@ -1,0 +1,106 @@
+"""How is an answer printed: for a reader, for a spreadsheet, for a program, or for a page?
+
+    table      sheets in columns, for a terminal        csv    one row a figure, nothing rounded
+    markdown   the same sheets, for a page              json   one document, nothing rounded
+
+Left out: what is told (each command makes its own sheets, rows and document).
+"""
+
+import csv
+import dataclasses
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+Format = Literal["table", "csv", "json", "markdown"]
+Cell = str | int | float | bool | None
+
+format_option = click.option(
+    "--format", "form", type=click.Choice(get_args(Format)), default="table", show_default=True, help="How it is told."
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Sheet:
+    """One table for a reader; numbers stand to the right, whole ones in groups of three digits."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: Sequence[Sequence[Cell]]
+
+
+def show(
+    form: Format,
+    *,
+    sheets: Sequence[Sheet] = (),
+    columns: Sequence[str] = (),
+    rows: Sequence[Mapping[str, Cell]] = (),
+    document: Mapping[str, Any],
+) -> None:
+    """Write an answer to standard output in the form that was asked for.
+
+    Args:
+        form: which of the others is written.
+        sheets: for `table` and `markdown`.
+        columns: of `csv`, in order.
+        rows: for `csv`; what a row lacks is left empty.
+        document: for `json`.
+    """
+    if form == "json":
+        click.echo(json.dumps(document, indent=2))
+    elif form == "csv":
+        click.echo(_csv(columns, rows), nl=False)
+    elif form == "markdown":
+        click.echo("\n".join(map(_markdown, sheets)), nl=False)
+    else:
+        _print(sheets)
+
+
+def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, Cell]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _markdown(sheet: Sheet) -> str:
+    sides = ["---:" if is_number else "---" for is_number in _numeric(sheet)]
+    lines = [sheet.headings, sides, *([_text(cell) for cell in row] for row in sheet.rows)]
+    table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+    return f"### {sheet.title}\n\n{table}\n"
+
+
+def _print(sheets: Sequence[Sheet]) -> None:
+    console = Console()
+    console = Console(width=max(160, console.width))
+    for sheet in sheets:
+        table = Table(title=sheet.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+        for heading, is_number in zip(sheet.headings, _numeric(sheet), strict=True):
+            table.add_column(heading, justify="right" if is_number else "left", overflow="fold")
+        for row in sheet.rows:
+            table.add_row(*map(_text, row))
+        console.print(table, highlight=False)
+        console.print()
+
+
+def _numeric(sheet: Sheet) -> list[bool]:
+    return [
+        bool(sheet.rows) and all(isinstance(row[index], int | float | None) for row in sheet.rows)
+        for index in range(len(sheet.headings))
+    ]
+
+
+def _text(cell: Cell) -> str:
+    if cell is None:
+        return "-"
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    return f"{cell:.4g}" if isinstance(cell, float) else cell

@@ -1,0 +1,149 @@
+"""How is a proof asked for on the command line, and how is it told?"""
+
+import contextlib
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from launch.case import Case, case_of
+from launch.env import DEFAULT_TIMEOUT_SECONDS, BackendChoice
+from launch.layout_options import LAYOUT_OPTIONS, layout_of, layout_options
+from launch.matrix import cases as matrix_cases
+from launch.parity import KINDS, LARGEST_ERROR
+from launch.proof import Proof, Verdict
+from models.config import Architecture, ModelConfig
+from models.named import named_model
+
+_TINY: dict[Architecture, str] = {
+    "encoder_decoder": "tiny-encoder-decoder",
+    "decoder_only": "tiny-decoder",
+    "encoder_only": "tiny-encoder",
+}
+
+
+@click.command("verify")
+@click.option(
+    "--architecture",
+    type=click.Choice(get_args(Architecture)),
+    help="Of the tiny model to partition; each of the three if left out.",
+)
+@click.option(
+    "--model", help="Name of a model (see `twinshard models`) or a config.json; a small relative of it is run."
+)
+@layout_options
+@click.option("--matrix", is_flag=True, help="Every pair of options of all layouts and models, up to 4 ranks.")
+@click.option("--quick", is_flag=True, help="With --matrix: every single option only.")
+@click.option("--backend", type=click.Choice(get_args(BackendChoice)), default="auto", show_default=True)
+@click.option(
+    "--timeout",
+    type=float,
+    default=DEFAULT_TIMEOUT_SECONDS,
+    show_default=True,
+    help="Seconds that a rank waits for its partners before the case fails.",
+)
+@click.pass_context
+def verify_command(
+    context: click.Context,
+    /,
+    architecture: Architecture | None,
+    model: str | None,
+    matrix: bool,
+    quick: bool,
+    backend: BackendChoice,
+    timeout: float,
+    **layout: Any,
+) -> int:
+    """Prove that a layout equals one process.
+
+    The layout runs in float64 on ranks of its own, and one process runs the same step. Loss, every parameter's
+    gradient, the gradient norm, the weights after an SGD step, copies on different ranks, and the ledger of what was
+    sent against an independent recorder: a relative error above 1e-10 or any other difference fails, and the exit code
+    is 1.
+
+    \b
+    Examples:
+      twinshard verify --tp 2 --sp --pp 2 --microbatches 3
+      twinshard verify --model t5-11b --tp 4 --memory-gather per_block
+      twinshard verify --matrix
+    """  # noqa: D301 - click reads the character
+    if matrix:
+        _refuse_with_matrix(context)
+        cases: Sequence[Case] = matrix_cases(quick=quick)
+    elif quick:
+        raise ValueError("--quick is a choice of cases: it needs --matrix")
+    else:
+        cases = [case_of(config, layout_of(layout)) for config in _models(architecture, model)]
+    proof = Proof(cases, backend=backend, timeout_seconds=timeout)
+    verdicts = _prove(proof, len(cases))
+    click.echo(last_line(verdicts))
+    return 1 if any(verdict.failures for verdict in verdicts) else 0
+
+
+def _refuse_with_matrix(context: click.Context) -> None:
+    for option in ("architecture", "model", *LAYOUT_OPTIONS):
+        if context.get_parameter_source(option) is not click.core.ParameterSource.DEFAULT:
+            name = option.replace("_", "-")
+            raise ValueError(f"--{name} chooses one case, --matrix has all of them: leave one of the two out")
+
+
+def _models(architecture: Architecture | None, model: str | None) -> list[ModelConfig]:
+    if model is None:
+        return [named_model(_TINY[one]) for one in ([architecture] if architecture else _TINY)]
+    if architecture is not None:
+        raise ValueError(f"--model {model} has an architecture: leave --architecture out")
+    return [ModelConfig.from_hf(Path(model)) if Path(model).exists() else named_model(model)]
+
+
+def _prove(proof: Proof, num_cases: int) -> list[Verdict]:
+    """Follows a proof with a bar, tells failures as they come, and the worst of each kind at the end."""
+    verdicts: list[Verdict] = []
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    # Closed, so that ranks end at once when this is interrupted.
+    with bar, contextlib.closing(proof.verdicts()) as found:
+        task = bar.add_task("starting ranks", total=num_cases)
+        for verdict in found:
+            verdicts.append(verdict)
+            bar.update(task, advance=1, description=f"{verdict.case.layout.world_size} ranks")
+            if verdict.failures:
+                told = f"failed {verdict.case.name}: {'; '.join(verdict.failures)}"
+                console.print(told, style="red", highlight=False, soft_wrap=True)
+    Console(width=max(160, Console().width)).print(_worst_of_each_kind(verdicts))
+    return verdicts
+
+
+def _worst_of_each_kind(verdicts: Sequence[Verdict]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("compared", "worst relative error", "where"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("case")
+    for kind in KINDS:
+        found = [(verdict.parity.worst(kind), verdict.case.name) for verdict in verdicts if verdict.parity is not None]
+        if found:
+            worst, name = max(found, key=lambda pair: pair[0].error)
+            style = "red" if worst.error > LARGEST_ERROR else None
+            table.add_row(kind.replace("_", " "), f"{worst.error:.1e}", worst.name, name, style=style)
+    return table
+
+
+def last_line(verdicts: Sequence[Verdict]) -> str:
+    """`N passed, M failed, worst relative error X`; X is nan when no case came to an end."""
+    num_failed = sum(bool(verdict.failures) for verdict in verdicts)
+    worst = max((verdict.parity.worst_error for verdict in verdicts if verdict.parity), default=math.nan)
+    return f"{len(verdicts) - num_failed} passed, {num_failed} failed, worst relative error {worst:.1e}"

@@ -1,0 +1,209 @@
+"""What does each rank of a launch do? Measure the cells of its world size, and leave a record of each.
+
+    `interleave` cells:  build, prove, count each  ->  warm up  ->  blocks  ->  timed rounds  ->  records
+
+Cells of a group take turns: a round runs each of them once, so that a slow minute of the machine falls on all alike.
+Rank 0 writes records. A cell that is not equal to one process, or whose ledger is not what was recorded, becomes a
+failed record and is not timed. A rank that raises leaves a note (`launch/failure.py`), and the launch ends.
+
+    python -m launch.worker FILE OUTPUT FOLDER BACKEND TIMEOUT [CELL ...]     started by `launch/sweep.py`
+    torchrun ... -m launch FILE                                               from outside, by `launch/outside.py`
+"""
+
+import contextlib
+import gc
+import math
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from launch.data import Batches, data_facts
+from launch.env import BackendChoice, World, naming_errors, world
+from launch.experiment import Cell, load
+from launch.facts import (
+    Report,
+    block_facts,
+    communication_facts,
+    edge_facts,
+    operator_facts,
+    plan_facts,
+    report,
+    stage_facts,
+)
+from launch.failure import leave_note, note_of
+from launch.measure import Counted, Parities, Run, TimedBlocks, TimedStep
+from launch.parity import Parity
+from launch.progress import Place
+from launch.record import make_record, write_record
+from parallel.comm import Groups
+from results.schema import ParityFacts, Record
+
+
+class Trial:
+    """A cell under way: its run, and what was measured so far."""
+
+    def __init__(self, run: Run, counted: Counted, parity: ParityFacts) -> None:
+        self.run, self.counted, self.parity = run, counted, parity
+        self.warmup: list[float] = []
+        self.steps: list[TimedStep] = []
+        self.block_steps: list[TimedBlocks] = []
+
+
+class Worker:
+    """One rank and the cells that it measures, together with all others."""
+
+    def __init__(self, here: World, batches: Batches, output: Path, place: Place, timeout_seconds: float) -> None:
+        self._here, self._batches, self._output, self._place = here, batches, output, place
+        self._groups = Groups(timeout_seconds)
+        self._parities = Parities(here, self._groups)
+        self.coordinate = ""
+        self.num_failed = 0
+
+    def measure(self, cells: Sequence[Cell]) -> None:
+        """Measures cells of one experiment, all of this world's size, in groups."""
+        size = cells[0].settings.interleave if cells else 1
+        for start in range(0, len(cells), size):
+            self._measure_group(cells[start : start + size])
+
+    def _measure_group(self, cells: Sequence[Cell]) -> None:
+        trials = [trial for cell in cells if (trial := self._begin(cell)) is not None]
+        settings = cells[0].settings
+        # A collection of garbage in the middle of a step would be taken for work.
+        gc.collect()
+        gc.disable()
+        for phase, rounds in (("warm-up", settings.warmup), ("blocks", settings.repeats), ("timing", settings.repeats)):
+            for _ in range(rounds):
+                for trial in trials:
+                    with self._at(trial.run.cell, phase, trial.run):
+                        self._step(trial, phase)
+        gc.enable()
+        for trial in trials:
+            self._end(trial)
+
+    @staticmethod
+    def _step(trial: Trial, phase: str) -> None:
+        if phase == "blocks":
+            trial.block_steps.append(trial.run.time_blocks())
+        elif phase == "timing":
+            trial.steps.append(trial.run.time_step())
+        else:
+            trial.warmup.append(trial.run.time_step().wall)
+
+    @contextlib.contextmanager
+    def _at(self, cell: Cell, phase: str, run: Run | None = None) -> Iterator[None]:
+        self.coordinate = str(run.comm.coordinate if run else cell.layout.mesh.coordinate(self._here.rank))
+        self._place.begin(cell.name, phase)
+        yield
+        self._place.end()
+
+    def _begin(self, cell: Cell) -> Trial | None:
+        """Proves and counts a cell; None when that fails, with the failure recorded."""
+        with self._at(cell, "parity"):
+            proof, model = self._parities.parity(cell)
+        facts = proof.facts(model)
+        if proof.failures:
+            self._fail(cell, f"not equal to one process: {'; '.join(proof.failures)}", _finite(proof, facts))
+            return None
+        with self._at(cell, "counting"):
+            run = Run(cell, self._batches.batch(cell), self._here, self._groups)
+            counted = run.count()
+            told = run.comm.gather_objects(counted.difference)
+        difference = next((f"rank {rank}: {line}" for rank, line in enumerate(told) if line), None)
+        if difference:
+            self._fail(cell, f"ledger and recorder differ: {difference}", facts)
+            return None
+        if not math.isfinite(counted.step.loss) or not math.isfinite(counted.step.gradient_norm):
+            self._fail(cell, f"loss {counted.step.loss}, gradient norm {counted.step.gradient_norm}", facts)
+            return None
+        return Trial(run, counted, facts)
+
+    def _fail(self, cell: Cell, reason: str, parity: ParityFacts | None) -> None:
+        self.num_failed += 1
+        if self._here.rank == 0:
+            record = make_record(
+                cell,
+                fingerprint=self._batches.fingerprint(cell),
+                status="failed",
+                reason=reason,
+                parity=parity,
+                device=self._here.device.type,
+                backend=self._here.backend,
+                oversubscribed=self._here.is_oversubscribed,
+            )
+            write_record(self._output, cell, record)
+        self._place.recorded("failed")
+
+    def _end(self, trial: Trial) -> None:
+        """Puts the reports of all ranks together and records the cell."""
+        cell = trial.run.cell
+        self.coordinate = str(trial.run.comm.coordinate)
+        self._place.begin(cell.name, "recording")
+        mine = report(trial.run, trial.counted, trial.steps, trial.block_steps)
+        reports: list[Report] = trial.run.comm.gather_objects(mine)
+        warmup: list[list[float]] = trial.run.comm.gather_objects(trial.warmup)
+        if self._here.rank == 0:
+            write_record(self._output, cell, self._record(trial, reports, warmup))
+        self._place.recorded("ok")
+
+    def _record(self, trial: Trial, reports: list[Report], warmup: list[list[float]]) -> Record:
+        cell, plan = trial.run.cell, trial.run.plan
+        return make_record(
+            cell,
+            fingerprint=self._batches.fingerprint(cell),
+            status="ok",
+            device=self._here.device.type,
+            backend=self._here.backend,
+            oversubscribed=self._here.is_oversubscribed,
+            data=data_facts(cell, self._batches.batch(cell), plan),
+            parity=trial.parity,
+            ledger_matches_recorder=True,
+            loss=trial.counted.step.loss,
+            gradient_norm=trial.counted.step.gradient_norm,
+            warmup_seconds=_slowest(warmup),
+            step_seconds=_slowest([one.facts.step_seconds for one in reports]),
+            plan=plan_facts(plan),
+            ranks=[one.facts for one in reports],
+            stages=stage_facts(plan, reports),
+            blocks=block_facts(plan, reports),
+            communication=communication_facts(reports),
+            edges=edge_facts(reports),
+            operators=operator_facts(reports),
+        )
+
+
+def _slowest(lists: list[list[float]]) -> list[float]:
+    """A step lasts as long as its slowest rank."""
+    return [max(samples) for samples in zip(*lists, strict=True)]
+
+
+def _finite(proof: Parity, facts: ParityFacts) -> ParityFacts | None:
+    """The errors when all are numbers: a record holds no infinity."""
+    return facts if math.isfinite(proof.worst_error) else None
+
+
+def measure_noting(worker: Worker, cells: Sequence[Cell], *, rank: int, folder: Path, place: Place) -> None:
+    """Measures, and leaves a note when this rank raises; the error goes on."""
+    try:
+        worker.measure(cells)
+    except BaseException as error:
+        traceback.print_exc()
+        leave_note(folder, note_of(error, rank=rank, coordinate=worker.coordinate, cell=place.cell, phase=place.phase))
+        raise
+
+
+@naming_errors
+def main(arguments: Sequence[str]) -> None:
+    """One rank of a launch by `launch/sweep.py`, which has checked the experiment and chosen the cells."""
+    file, output, folder, backend, timeout, *names = arguments
+    experiment = load(Path(file))
+    cells = [cell for cell in experiment.cells if cell.name in names]
+    choice: BackendChoice = "nccl" if backend == "nccl" else "gloo"
+    with world(choice, timeout_seconds=float(timeout)) as here:
+        place = Place(Path(folder), is_writer=here.rank == 0)
+        worker = Worker(here, Batches(Path(file).parent), Path(output), place, float(timeout))
+        measure_noting(worker, cells, rank=here.rank, folder=Path(folder), place=place)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

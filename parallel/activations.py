@@ -1,0 +1,198 @@
+"""How many bytes does a rank keep for the backward: of one microbatch, and at most over the schedule?
+
+A stage's forward is walked through in the order of the computation. What it keeps adds up; the backward lets go in the
+reverse order, so at any point of it as much is kept as at the same point of the forward. Recomputation changes two
+things:
+
+    none        every module keeps what `parallel/keeps.py` and `parallel/cores.py` say
+    selective   a core attention keeps q, k, v and the mask; while it runs again, its own storages are kept on top
+    full        a block keeps its input, the masks' tensors and the memory; while it runs again, all of its own on top
+
+    peak of a microbatch = max(kept at the end of the forward, max over regions (kept at the region + on top))
+
+Kept once for all blocks of a stack: the memory, tensors of masks. Kept once for all microbatches too: the sines and
+cosines of rope. What is received over an edge is the input of the stage's first block; what is sent is kept by nobody
+here.
+
+The peak of a step plays the stage's row of the schedule: every forward adds a microbatch, every backward takes one
+away, and may stand on top of the others by what its recomputation needs.
+
+Compare Korthikanti et al. 2022 (arXiv 2205.05198), section 4; their 34 s b h and 5 a s^2 b are the half-precision sums
+of the lines used here, without what they leave out (statistics, labels, the copies of keys and values). Left out:
+gradients under way, parameters, what is held outside of autograd.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from typing import Self
+
+from models.costs import Side
+from parallel import keeps
+from parallel.cores import Core
+from parallel.figures import StepShape
+from parallel.keeps import Microbatch
+from parallel.schedule import Action
+from parallel.share import Share
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Saved:
+    """Bytes that one rank keeps of one microbatch.
+
+    Attributes:
+        by_part: at the end of the forward: embedding, relative_bias, self_attention, cross_attention, ffn, norms,
+            memory, head, loss.
+        shared: of these, kept once however many microbatches are in flight.
+        on_top: most by which the backward exceeds what is kept at its start.
+    """
+
+    by_part: dict[str, int]
+    shared: int
+    on_top: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.by_part.values())
+
+
+def saved_bytes(share: Share, shape: StepShape, size: int) -> Saved:
+    """What a rank keeps of a microbatch of `size` sequences."""
+    tape = _Tape()
+    _stage(tape, Microbatch(share=share, shape=shape, size=size))
+    return Saved(by_part=dict(tape.by_part), shared=tape.shared, on_top=max(0, tape.peak - tape.now))
+
+
+def peak_over(row: Sequence[Action], saved: Sequence[Saved]) -> int:
+    """Most that a rank keeps at any moment of a step.
+
+    Args:
+        row: its stage's row of the schedule; transfers are not read.
+        saved: what it keeps of each microbatch.
+    """
+    now = most = in_flight = 0
+    for action in row:
+        held = saved[action.microbatch]
+        if action.kind == "forward":
+            now += held.total - (held.shared if in_flight else 0)
+            in_flight += 1
+            most = max(most, now)
+        elif action.kind == "backward":
+            most = max(most, now + held.on_top)
+            in_flight -= 1
+            now -= held.total - (held.shared if in_flight else 0)
+    return most
+
+
+class _Tape:
+    """A walk through a forward: what is kept now, and the most that the backward will have kept."""
+
+    def __init__(self) -> None:
+        self.by_part: Counter[str] = Counter()
+        self.now = self.peak = self.shared = 0
+
+    def keep(self, part: str, size_bytes: int) -> None:
+        self.by_part[part] += size_bytes
+        self.now += size_bytes
+        self.peak = max(self.peak, self.now)
+
+    def keep_shared(self, part: str, size_bytes: int) -> None:
+        """Kept once for all microbatches."""
+        self.shared += size_bytes
+        self.keep(part, size_bytes)
+
+    def recompute(self, size_bytes: int) -> None:
+        """When the backward comes here, this is kept on top for a moment."""
+        self.peak = max(self.peak, self.now + size_bytes)
+
+    def repeat(self, other: Self, times: int) -> None:
+        """Appends another walk several times over; of its peaks the last is the highest."""
+        if times < 1:
+            return
+        for part, size_bytes in other.by_part.items():
+            self.by_part[part] += times * size_bytes
+        self.peak = max(self.peak, self.now + (times - 1) * other.now + other.peak)
+        self.now += times * other.now
+
+
+def _stage(tape: _Tape, micro: Microbatch) -> None:
+    share, config = micro.share, micro.config
+    for side in share.sides:
+        if share.has_embedding(side):
+            tape.keep("embedding", keeps.embedding_bytes(micro, side))
+            tape.keep("norms", keeps.norm_bytes(micro, side) * config.embedding_norm)
+            tape.keep("embedding", keeps.dropout_bytes(micro, side))
+        tape.keep("relative_bias", keeps.relative_bias_bytes(micro, side))
+        _block(tape, micro, side, is_first=True)
+        another = _Tape()
+        _block(another, micro, side, is_first=False)
+        tape.repeat(another, len(share.blocks(side)) - 1)
+        if share.has_end(side):
+            tape.keep("norms", keeps.norm_bytes(micro, side) * config.final_norm)
+    if share.has_head:
+        side = share.sides[-1]
+        tape.keep("head", keeps.head_bytes(micro, side))
+        tape.keep("head", keeps.norm_bytes(micro, side) * config.head_transform)
+        tape.keep("loss", keeps.loss_bytes(micro, side))
+
+
+def _block(tape: _Tape, micro: Microbatch, side: Side, *, is_first: bool) -> None:
+    has_cross_attention = side == "decoder" and micro.config.has_cross_attention
+    if micro.share.layout.recompute != "full":
+        _sublayers(tape, micro, side, is_first=is_first)
+        return
+    tape.keep("self_attention", micro.hidden_bytes(side))
+    if is_first:
+        tape.keep("self_attention", keeps.mask_bytes(micro, side))
+        if has_cross_attention:
+            tape.keep("cross_attention", keeps.memory_mask_bytes(micro))
+            tape.keep("memory", micro.memory_bytes)
+    again = _Tape()
+    _sublayers(again, micro, side, is_first=False)
+    # The first sublayer keeps the block's input once more: its norm does, or the projection where the norm comes later.
+    is_input_kept = micro.config.norm_position == "post" or keeps.norm_keeps_input(micro)
+    tape.recompute(again.now + _rope_bytes(micro, side) - micro.hidden_bytes(side) * is_input_kept)
+
+
+def _sublayers(tape: _Tape, micro: Microbatch, side: Side, *, is_first: bool) -> None:
+    """What a block keeps whose forward is not a region of its own."""
+    hidden = micro.hidden_bytes(side)
+    has_cross_attention = side == "decoder" and micro.config.has_cross_attention
+    is_pre_norm = micro.config.norm_position == "pre"
+    for part in ("self_attention", "cross_attention", "ffn"):
+        if part == "cross_attention" and not has_cross_attention:
+            continue
+        tape.keep("norms", keeps.norm_bytes(micro, side) * is_pre_norm)
+        tape.keep(part, hidden)
+        if part == "ffn":
+            tape.keep(part, keeps.ffn_bytes(micro, side))
+        else:
+            _attention(tape, micro, side, part, is_first=is_first)
+        tape.keep(part, keeps.dropout_bytes(micro, side))
+        tape.keep("norms", keeps.norm_bytes(micro, side) * (not is_pre_norm))
+
+
+def _attention(tape: _Tape, micro: Microbatch, side: Side, part: str, *, is_first: bool) -> None:
+    """From the projections to the output's input."""
+    is_self = part == "self_attention"
+    core = Core(micro=micro, attention="self" if is_self else "cross", side=side)
+    is_region = micro.share.layout.recompute == "selective"
+    if is_first:
+        if is_self:
+            tape.keep_shared(part, _rope_bytes(micro, side))
+        else:
+            tape.keep("memory", micro.memory_bytes)
+        # Only the fused kernel and a region keep the mask's tensor; adding it to scores keeps nothing.
+        mask = keeps.mask_bytes(micro, side) if is_self else keeps.memory_mask_bytes(micro)
+        tape.keep(part, mask * (is_region or core.kernel == "fused"))
+    if is_region:
+        tape.keep(part, core.projected_bytes)
+        tape.recompute(core.recomputed_bytes)
+    else:
+        tape.keep(part, core.kept_bytes)
+    tape.keep(part, core.output_bytes)
+
+
+def _rope_bytes(micro: Microbatch, side: Side) -> int:
+    """Cosines and sines, L H / 2 e each."""
+    return micro.length(side) * micro.config.head_width * micro.element_bytes * (micro.config.positions == "rope")

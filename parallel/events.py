@@ -1,0 +1,183 @@
+"""What does a rank send in one step? Every event that the ledger of the native engine will hold, told before it runs.
+
+For a microbatch of b sequences, with M = L b D e bytes of a stream's padded length L (width D, e bytes an element), t =
+tp:
+
+    module                            forward                 backward
+    colwise, copy (tp)                                        all-reduce M
+    colwise, gather (sp)              all-gather M            all-gather M (its shard again), reduce-scatter M
+    rowwise, reduce / scatter         all-reduce M / reduce-scatter M        - / all-gather M
+    token embedding                   the same as rowwise
+    memory, once a stage              - / all-gather M        all-reduce M / reduce-scatter M
+    head                              the same as colwise
+    loss                              all-reduce of L b largest logits, all-reduce of 2 L b sums
+
+Full recomputation repeats the forward events of blocks in the phase `recompute`. Edges of the pipeline carry M, or M /
+t under sequence parallelism, of every stream that crosses: a send on one side, a receive on the other. After the last
+backward, once a step whatever the number of microbatches:
+
+    gradient.sequence     all-reduce over tp of what every tp rank holds whole (sp)
+    gradient.kv_replica   all-reduce over the ranks that share a KV head
+    gradient.tied.*       all-reduce over the stages that hold a copy
+    gradient.dp           all-reduce over dp of all gradients
+    gradient.norm         all-reduce of one scalar over pp and tp
+    loss.tokens           all-reduce of one count over dp;      loss.sum    of one scalar over dp, then over pp
+
+With ZeRO, which the native engine does not run, gradients are reduce-scattered and parameters gathered over dp instead
+(arXiv 1910.02054, section 7): stage 1 once a step; stage 2 scatters gradients after each microbatch; stage 3 also
+gathers the parameters before each forward and each backward.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from parallel.figures import StepShape
+from parallel.layouts import microbatch_sizes
+from parallel.ledger import Event, Operation, Phase, Total
+from parallel.parameters import parameter_counts, replicated_parameters, token_matrices, whole_parameters
+from parallel.plan import Entry, Plan
+from parallel.share import Share
+
+TOKEN_COUNT_BYTES = 8
+"""Counts of labels are int64."""
+
+
+def step_events(share: Share, shape: StepShape) -> tuple[Total, ...]:
+    """All events of one rank in one step, equal ones counted."""
+    counted: Counter[Event] = Counter()
+    sizes = Counter(microbatch_sizes(shape.num_sequences, share.layout.microbatches))
+    entries = [entry for entry in share.plan.entries if share.holds(entry.module)]
+    for size, count in sizes.items():
+        for event in _microbatch_events(share, shape, size, entries):
+            counted[event] += count
+    for event in _gradient_events(share, shape):
+        counted[event] += 1
+    return tuple(Total(event=event, count=count) for event, count in counted.items() if event.group_size > 1)
+
+
+def padded_length(plan: Plan, shape: StepShape, stream: str) -> int:
+    """Positions of a stream as the ranks see it; the memory is as long as the source."""
+    return plan.sharded_length(shape.target_length if stream == "target" else shape.source_length)
+
+
+# ---- one microbatch -------------------------------------------------------------------------------------------------
+
+
+def _microbatch_events(share: Share, shape: StepShape, size: int, entries: list[Entry]) -> Iterator[Event]:
+    for entry in entries:
+        positions = padded_length(share.plan, shape, entry.stream) * size
+        if entry.style == "vocabulary_loss":
+            yield _in_model(share, entry, "all_reduce", positions * shape.accumulated_bytes, "forward")
+            yield _in_model(share, entry, "all_reduce", 2 * positions * shape.accumulated_bytes, "forward")
+            continue
+        is_block = ".block." in entry.module
+        for operation, phase in _entry_operations(entry, is_again=is_block and share.layout.recompute == "full"):
+            yield _in_model(share, entry, operation, positions * share.config.width * shape.dtype_bytes, phase)
+    yield from _edge_events(share, shape, size)
+
+
+def _entry_operations(entry: Entry, *, is_again: bool) -> Iterator[tuple[Operation, Phase]]:
+    """Collectives of one module for one microbatch: those of its forward, repeated by recomputation, and backward."""
+    forward: dict[str, Operation] = {"gather": "all_gather", "reduce": "all_reduce", "scatter": "reduce_scatter"}
+    backward: dict[str, tuple[Operation, ...]] = {
+        "copy": ("all_reduce",),
+        "gather": ("reduce_scatter",) if entry.style == "memory_entry" else ("all_gather", "reduce_scatter"),
+        "scatter": ("all_gather",),
+    }
+    for choice in (entry.entering, entry.leaving):
+        if choice in forward:
+            yield forward[choice], "forward"
+            if is_again:
+                yield forward[choice], "recompute"
+        for operation in backward.get(choice, ()):
+            yield operation, "backward"
+
+
+def _edge_events(share: Share, shape: StepShape, size: int) -> Iterator[Event]:
+    """Hidden states forward, their gradients backward, over the edge before and the edge after the stage."""
+    stage = share.stage
+    for first, names in ((stage.index - 1, stage.inputs), (stage.index, stage.outputs)):
+        is_before = first < stage.index
+        for name in names:
+            positions = share.sequence_shard(padded_length(share.plan, shape, name)) * size
+            directions: tuple[tuple[Operation, Phase], ...] = (
+                ("receive" if is_before else "send", "forward"),
+                ("send" if is_before else "receive", "backward"),
+            )
+            for operation, phase in directions:
+                yield Event(
+                    operation=operation,
+                    axis="pp",
+                    group_size=2,
+                    payload_bytes=positions * share.config.width * shape.dtype_bytes,
+                    site=f"edge.{first}-{first + 1}",
+                    stream=name,
+                    phase=phase,
+                )
+
+
+def _in_model(share: Share, entry: Entry, operation: Operation, payload_bytes: int, phase: Phase) -> Event:
+    return Event(
+        operation=operation,
+        axis="tp",
+        group_size=share.layout.tp,
+        payload_bytes=payload_bytes,
+        site=entry.module,
+        stream=entry.stream,
+        phase=phase,
+    )
+
+
+# ---- once a step ----------------------------------------------------------------------------------------------------
+
+
+def _gradient_events(share: Share, shape: StepShape) -> Iterator[Event]:
+    layout, element = share.layout, shape.dtype_bytes
+    yield _in_step("all_reduce", "dp", layout.dp, TOKEN_COUNT_BYTES, "loss.tokens")
+    if layout.sp:
+        yield _in_step("all_reduce", "tp", layout.tp, whole_parameters(share) * element, "gradient.sequence")
+    replicated = replicated_parameters(share)
+    if replicated:
+        yield _in_step("all_reduce", "kv_replica", share.num_kv_replicas, replicated * element, "gradient.kv_replica")
+    for shared in share.plan.shared:
+        name = dict(shared.holders).get(share.coordinate.pp)
+        if name is not None:
+            count = _shared_elements(share, name)
+            yield _in_step("all_reduce", "tied", len(shared.stages), count * element, f"gradient.tied.{shared.name}")
+    yield from _data_parallel_events(share, parameter_counts(share).total * element)
+    yield _in_step("all_reduce", "model", layout.pp * layout.tp, shape.accumulated_bytes, "gradient.norm")
+    yield _in_step("all_reduce", "dp", layout.dp, shape.accumulated_bytes, "loss.sum")
+    yield _in_step("all_reduce", "pp", layout.pp, shape.accumulated_bytes, "loss.sum")
+
+
+def _shared_elements(share: Share, name: str) -> int:
+    """Elements of a rank's copy of a parameter that several stages hold: vocabulary rows, or relative biases."""
+    if name.endswith("relative_bias.weight"):
+        return share.config.relative_buckets * share.num_heads
+    return token_matrices(share)[name]
+
+
+def _data_parallel_events(share: Share, payload_bytes: int) -> Iterator[Event]:
+    """Gradients over dp: one all-reduce, or what the ZeRO stage puts in its place; parameters are as many bytes."""
+    layout = share.layout
+    if layout.zero == 0:
+        yield _in_step("all_reduce", "dp", layout.dp, payload_bytes, "gradient.dp")
+        return
+    num_scatters = layout.microbatches if layout.zero >= 2 else 1
+    for _ in range(num_scatters):
+        yield _in_step("reduce_scatter", "dp", layout.dp, payload_bytes, "gradient.dp")
+    num_gathers = 2 * layout.microbatches if layout.zero == 3 else 1
+    for _ in range(num_gathers):
+        yield _in_step("all_gather", "dp", layout.dp, payload_bytes, "parameter.dp")
+
+
+def _in_step(operation: Operation, axis: str, group_size: int, payload_bytes: int, site: str) -> Event:
+    return Event(
+        operation=operation,
+        axis=axis,
+        group_size=group_size,
+        payload_bytes=payload_bytes,
+        site=site,
+        stream="none",
+        phase="step",
+    )

@@ -1,0 +1,161 @@
+"""Which part of the model does one rank hold? The numbers that every closed form of a rank starts from.
+
+    plan + stage + tp coordinate  ->  blocks, ends, and heads, columns and rows that are this rank's
+
+Tensor parallelism deals whole heads, ffn columns and vocabulary rows (t = tp, c = coordinate):
+
+    query heads   N / t
+    KV heads      max(1, K / t)                              fewer heads than ranks are held several times
+    ffn columns   F / t
+    vocabulary    floor(V (c + 1) / t) - floor(V c / t)      rows; uneven where t does not divide V
+
+Ranks of a stage differ in their vocabulary rows alone, so one rank stands for all of a stage whose rows are equally
+many. Left out: bytes, FLOPs, events; and context parallelism, which no closed form here knows yet.
+"""
+
+import dataclasses
+from collections import Counter
+
+from models.config import ModelConfig
+from models.costs import Side, num_blocks, sides
+from parallel.layouts import Layout
+from parallel.mesh import Coordinate
+from parallel.partition import Stage
+from parallel.plan import Part, Plan
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """What one rank holds.
+
+    Attributes:
+        plan: the partitioning.
+        coordinate: the rank's position; replicas along dp are alike.
+        num_ranks: how many ranks of the mesh this one stands for.
+    """
+
+    plan: Plan
+    coordinate: Coordinate
+    num_ranks: int
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.plan.config
+
+    @property
+    def layout(self) -> Layout:
+        return self.plan.layout
+
+    @property
+    def stage(self) -> Stage:
+        return self.plan.stages[self.coordinate.pp]
+
+    # ---- blocks and ends ----------------------------------------------------------------------------------------
+
+    @property
+    def sides(self) -> tuple[Side, ...]:
+        """Sides with a block here, in the order of the flat list of blocks."""
+        return tuple(side for side in sides(self.config) if self.blocks(side))
+
+    def blocks(self, side: Side) -> range:
+        """Indices, within their stack, of the blocks of a side that live here."""
+        before = 0 if side == "encoder" else self.config.num_encoder_blocks
+        first, last = self.stage.first - before, self.stage.last - before
+        return range(max(first, 0), max(0, min(last, num_blocks(self.config, side))))
+
+    def has_embedding(self, side: Side) -> bool:
+        """Whether the stack's first block, and so its embedding, lives here."""
+        return 0 in self.blocks(side)
+
+    def has_end(self, side: Side) -> bool:
+        """Whether the stack's last block, and so its final norm if it has one, lives here."""
+        return num_blocks(self.config, side) - 1 in self.blocks(side)
+
+    @property
+    def has_head(self) -> bool:
+        return self.stage.last == self.config.num_blocks
+
+    @property
+    def token_weights(self) -> tuple[str, ...]:
+        """Qualified names of the matrices of V rows that live here: token embeddings and head, tied or not."""
+        names = [
+            f"{side}.embedding.token.weight"
+            for side in self.sides
+            if self.has_embedding(side) and not (side == "encoder" and self.config.feature_width)
+        ]
+        return (*names, "head.weight") if self.has_head else tuple(names)
+
+    def holds(self, module: str) -> bool:
+        """Whether a module, by its qualified name in the whole model, is part of this stage."""
+        stack, _, rest = module.partition(".")
+        if stack in ("head", "loss"):
+            return self.has_head
+        side: Side = "encoder" if stack == "encoder" else "decoder"
+        child, _, rest = rest.partition(".")
+        if child == "block":
+            return int(rest.partition(".")[0]) in self.blocks(side)
+        if child == "embedding":
+            return self.has_embedding(side)
+        return self.has_end(side) if child == "norm" else bool(self.blocks(side))
+
+    # ---- local sizes --------------------------------------------------------------------------------------------
+
+    @property
+    def num_heads(self) -> int:
+        return self.config.num_heads // self.layout.tp
+
+    @property
+    def num_kv_heads(self) -> int:
+        return max(1, self.config.num_kv_heads // self.layout.tp)
+
+    @property
+    def num_kv_replicas(self) -> int:
+        """Ranks of the tp axis that hold the same KV head; 1 when every rank has heads of its own."""
+        return max(1, self.layout.tp // self.config.num_kv_heads)
+
+    @property
+    def ffn_width(self) -> int:
+        return self.config.ffn_width // self.layout.tp
+
+    def vocabulary(self, name: str) -> int:
+        """Rows of one of `token_weights` that this rank holds."""
+        config = self.config
+        rows = config.source_vocabulary if name.startswith("encoder.") else config.vocabulary
+        start, stop = Part(count=rows, width=1).share(self.layout.tp, self.coordinate.tp)
+        return stop - start
+
+    @property
+    def vocabulary_rows(self) -> tuple[int, ...]:
+        """Rows of each of `token_weights`: what may tell apart the ranks of one stage."""
+        return tuple(self.vocabulary(name) for name in self.token_weights)
+
+    def sequence_shard(self, length: int) -> int:
+        """Positions of a padded length that this rank holds between the sharded products (sp)."""
+        return length // self.layout.tp if self.layout.sp else length
+
+
+def share_of(plan: Plan, coordinate: Coordinate) -> Share:
+    """What the rank at a coordinate holds. Raises ValueError for a layout with context parallelism."""
+    if plan.layout.cp > 1:
+        raise ValueError(f"cp = {plan.layout.cp}: context parallelism is not accounted yet; use cp = 1")
+    return Share(plan=plan, coordinate=coordinate, num_ranks=1)
+
+
+def shares(plan: Plan) -> tuple[Share, ...]:
+    """One rank of each kind: for every stage, one tp coordinate for each distinct number of vocabulary rows.
+
+    Raises ValueError for a layout with context parallelism.
+    """
+    layout = plan.layout
+    kinds = []
+    for stage in plan.stages:
+        candidates = [
+            share_of(plan, Coordinate(dp=0, pp=stage.index, cp=0, tp=tp_coordinate))
+            for tp_coordinate in range(layout.tp)
+        ]
+        rows = [share.vocabulary_rows for share in candidates]
+        kinds += [
+            dataclasses.replace(candidates[rows.index(held)], num_ranks=layout.dp * count)
+            for held, count in Counter(rows).items()
+        ]
+    return tuple(kinds)

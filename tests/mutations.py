@@ -1,0 +1,87 @@
+"""Which defects must a proof notice? Four that are easily made and hardly seen, each as a context around a step.
+
+Every rank enters the same one, so that nothing hangs: the numbers are wrong, and only the numbers. Nothing of the
+product knows about these.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from parallel.comm import Comm, Done, Pending, Site
+from parallel.gradients import Gradients
+from parallel.ledger import Event, Ledger
+from parallel.plan import Plan
+
+
+@contextlib.contextmanager
+def broken_all_reduce(site: str) -> Iterator[None]:
+    """Partial sums stay partial at one place of the model."""
+    with _skipped_all_reduce(lambda _, where: where.name == site):
+        yield
+
+
+@contextlib.contextmanager
+def gradient_scaled_twice(microbatches: int) -> Iterator[None]:
+    """The mean over microbatches is taken again, after the loss was divided by all tokens."""
+    synchronise = Gradients.synchronise
+
+    def scaling(gradients: Gradients) -> None:
+        synchronise(gradients)
+        gradients.flat.div_(microbatches)
+
+    with mock.patch.object(Gradients, "synchronise", scaling):
+        yield
+
+
+@contextlib.contextmanager
+def norm_not_summed() -> Iterator[None]:
+    """Under sp every rank keeps the gradient that its own shard of the sequence gives a norm."""
+    sums_over_sequence = Plan.sums_over_sequence
+
+    def summing(plan: Plan, parameter: str) -> bool:
+        return "norm" not in parameter and sums_over_sequence(plan, parameter)
+
+    with mock.patch.object(Plan, "sums_over_sequence", summing):
+        yield
+
+
+@contextlib.contextmanager
+def drifting_tied_copy() -> Iterator[None]:
+    """Every stage updates its copy of a tied parameter with the gradient of its own use."""
+    with _skipped_all_reduce(lambda axis, _: axis.startswith("tied:")):
+        yield
+
+
+@contextlib.contextmanager
+def gradient_kept() -> Iterator[None]:
+    """The gradient of a step stays where the next one adds its own."""
+    with mock.patch.object(Gradients, "zero"):
+        yield
+
+
+@contextlib.contextmanager
+def untold_event(site: str) -> Iterator[None]:
+    """The ledger lacks what was sent at one place."""
+    write = Ledger.write
+
+    def writing(ledger: Ledger, event: Event) -> None:
+        if event.site != site:
+            write(ledger, event)
+
+    with mock.patch.object(Ledger, "write", writing):
+        yield
+
+
+@contextlib.contextmanager
+def _skipped_all_reduce(is_skipped: Callable[[str, Site], bool]) -> Iterator[None]:
+    all_reduce = Comm.all_reduce
+
+    def skipping(comm: Comm, tensor: Any, axis: str, *, site: Site, **options: Any) -> Pending:
+        if is_skipped(axis, site):
+            return Done()
+        return all_reduce(comm, tensor, axis, site=site, **options)
+
+    with mock.patch.object(Comm, "all_reduce", skipping):
+        yield

@@ -1,0 +1,266 @@
+"""Does one rank prove, count, time and record a cell as it should? In this process, on a world of one."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch import measure
+from launch.data import Batches
+from launch.env import World, world
+from launch.experiment import Cell, resolve
+from launch.facts import positions
+from launch.measure import Parities, Run
+from launch.parity import Parity, Worst
+from launch.progress import Place, num_steps, read_lines
+from launch.record import is_measured, make_record, read_record, record_path, write_record
+from launch.worker import Worker
+from models.batch import synthetic_batch
+from models.costs import block_costs, forward_flops, parameter_counts
+from parallel.comm import Groups
+from parallel.layouts import Layout
+from parallel.mesh import Coordinate
+from parallel.plans import plan
+from parallel.recorder import Recorder
+from results.schema import BlockFacts, RankFacts, Record, StageFacts
+from tests.small_models import small_config
+
+SIZES: dict[str, Any] = {"width": 8, "num_heads": 2, "ffn_width": 16, "vocabulary": 40, "max_length": 16}
+
+
+def cells(**settings: Any) -> tuple[Cell, ...]:
+    """A cell of an encoder-decoder and one of its twin, on one rank with two microbatches."""
+    table: dict[str, Any] = {
+        "name": "one",
+        "repeats": 3,
+        "models": {
+            "pair": {"architecture": "encoder_decoder", "num_encoder_blocks": 2, "num_decoder_blocks": 1, **SIZES},
+            "single": {"twin_of": "pair", "architecture": "decoder_only"},
+        },
+        "data": {"tokens": {"text": "synthetic", "sequences": 4, "source_length": 6, "target_length": 5}},
+        "layouts": [{"microbatches": 2}],
+    }
+    return resolve({**table, **settings}).cells
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[World]:
+    with world("gloo") as alone:
+        yield alone
+
+
+@pytest.fixture
+def measured(here: World, tmp_path: Path) -> Callable[[tuple[Cell, ...]], list[Record]]:
+    """Measures cells and reads their records back."""
+
+    def run(chosen: tuple[Cell, ...]) -> list[Record]:
+        Worker(here, Batches(tmp_path), tmp_path, Place(tmp_path, is_writer=True), 60.0).measure(chosen)
+        records = [read_record(tmp_path, cell) for cell in chosen]
+        assert None not in records
+        return [record for record in records if record is not None]
+
+    return run
+
+
+def test_a_record_holds_every_pass(measured: Callable[[tuple[Cell, ...]], list[Record]]) -> None:
+    for record in measured(cells()):
+        assert record.status == "ok"
+        assert record.ledger_matches_recorder
+        assert record.loss is not None
+        assert record.loss == pytest.approx(math.log(40), rel=0.1)
+        assert record.data is not None
+        assert record.data.loss_tokens == 20
+        assert len(record.step_seconds) == 3
+        assert len(record.warmup_seconds) == 1
+        assert len(record.blocks) == 3
+        timed: list[RankFacts | StageFacts | BlockFacts] = [*record.ranks, *record.stages, *record.blocks]
+        samples = [getattr(row, field.name) for row in timed for field in dataclasses.fields(row)]
+        assert {len(values) for values in samples if isinstance(values, list)} == {3}
+        assert {row.phase for row in record.operators} == {"forward", "backward", "step"}
+        (rank,) = record.ranks
+        assert rank.peak_saved_bytes > 0
+        assert rank.optimizer_bytes > 2 * rank.parameter_bytes
+
+
+def test_busy_time_and_waiting_make_up_a_step(measured: Callable[[tuple[Cell, ...]], list[Record]]) -> None:
+    (rank,) = measured(cells()[:1])[0].ranks
+    for step, busy, wait in zip(rank.step_seconds, rank.busy_seconds, rank.wait_seconds, strict=True):
+        assert busy > 0
+        assert wait == max(0.0, step - busy)
+
+
+def test_counted_parameters_and_flops_are_those_of_the_formulas(
+    measured: Callable[[tuple[Cell, ...]], list[Record]],
+) -> None:
+    for cell, record in zip(cells(), measured(cells()), strict=True):
+        assert record.data is not None
+        lengths = (record.data.source_length, record.data.target_length, record.data.num_sequences)
+        (stage,) = record.stages
+        assert stage.parameters == parameter_counts(cell.model).total
+        assert stage.forward_flops == forward_flops(cell.model, *lengths)
+        costs = block_costs(cell.model, *lengths)
+        assert [row.forward_flops for row in record.blocks] == [cost.flops.total for cost in costs]
+        assert [row.parameters for row in record.blocks] == [cost.parameters.total for cost in costs]
+        assert [row.side for row in record.blocks] == [cost.side for cost in costs]
+
+
+@pytest.mark.parametrize("option", [{"recompute": "full"}, {"recompute": "selective"}, {"attention": "materialised"}])
+def test_flops_of_a_forward_do_not_depend_on_how_it_is_executed(
+    option: dict[str, str], measured: Callable[[tuple[Cell, ...]], list[Record]]
+) -> None:
+    (stage,) = measured(cells(layouts=[{**option, "models": ["pair"]}, {"microbatches": 2}])[:1])[0].stages
+    assert stage.forward_flops == forward_flops(cells()[0].model, 6, 5, 4)
+
+
+def test_cells_take_turns_and_the_lines_of_progress_are_as_many_as_promised(here: World, tmp_path: Path) -> None:
+    chosen = cells()
+    Worker(here, Batches(tmp_path), tmp_path, Place(tmp_path, is_writer=True), 60.0).measure(chosen)
+    lines, _ = read_lines(tmp_path)
+    done = [line for line in lines if line.event != "begin"]
+    assert len(done) == len(chosen) * num_steps(chosen[0].settings)
+    timed = [line.cell for line in done if line.phase == "timing"]
+    assert timed == [cell.name for cell in chosen] * 3
+
+
+def test_cells_that_are_not_interleaved_are_recorded_one_by_one(here: World, tmp_path: Path) -> None:
+    chosen = cells(interleave=1)
+    Worker(here, Batches(tmp_path), tmp_path, Place(tmp_path, is_writer=True), 60.0).measure(chosen)
+    lines, _ = read_lines(tmp_path)
+    events = [(line.cell, line.event) for line in lines]
+    first, second = (cell.name for cell in chosen)
+    assert events.index((first, "recorded")) < events.index((second, "begin"))
+
+
+def test_a_cell_that_is_not_equal_to_one_process_is_not_timed(
+    monkeypatch: pytest.MonkeyPatch, measured: Callable[[tuple[Cell, ...]], list[Record]]
+) -> None:
+    proof = Parities.parity
+
+    def unequal(self: Parities, cell: Cell) -> tuple[Parity, str]:
+        parity, model = proof(self, cell)
+        return dataclasses.replace(parity, gradient=Worst(error=1e-3, name="head.weight")), model
+
+    monkeypatch.setattr(Parities, "parity", unequal)
+    (record,) = measured(cells()[:1])
+    assert record.status == "failed"
+    assert record.reason == "not equal to one process: gradient head.weight is off by 1.0e-03"
+    assert record.parity is not None
+    assert record.parity.gradient_error == 1e-3
+    assert record.step_seconds == []
+
+
+def test_an_error_without_bound_is_told_in_the_reason_alone(
+    monkeypatch: pytest.MonkeyPatch, measured: Callable[[tuple[Cell, ...]], list[Record]]
+) -> None:
+    proof = Parities.parity
+
+    def unequal(self: Parities, cell: Cell) -> tuple[Parity, str]:
+        parity, model = proof(self, cell)
+        return dataclasses.replace(parity, loss=Worst(error=math.inf, name="rank 0")), model
+
+    monkeypatch.setattr(Parities, "parity", unequal)
+    (record,) = measured(cells()[:1])
+    assert "loss rank 0 is off by inf" in record.reason
+    assert record.parity is None
+
+
+def test_a_ledger_that_differs_from_the_recorder_fails_the_cell(
+    monkeypatch: pytest.MonkeyPatch, measured: Callable[[tuple[Cell, ...]], list[Record]]
+) -> None:
+    sound = Recorder.first_difference
+
+    def differing(self: Recorder, ledger: Any) -> str | None:
+        # The proof has a ledger of its own; only the counted step is to differ.
+        return "event 3 is missing" if len(self.events) == 0 and is_counting else sound(self, ledger)
+
+    is_counting = False
+    count = measure.Run.count
+
+    def counting(self: Run) -> measure.Counted:
+        nonlocal is_counting
+        is_counting = True
+        return count(self)
+
+    monkeypatch.setattr(Recorder, "first_difference", differing)
+    monkeypatch.setattr(Run, "count", counting)
+    (record,) = measured(cells()[:1])
+    assert record.status == "failed"
+    assert record.reason == "ledger and recorder differ: rank 0: event 3 is missing"
+    assert not record.ledger_matches_recorder
+
+
+def test_watching_changes_nothing(here: World, tmp_path: Path) -> None:
+    losses = []
+    for watched in (False, True):
+        run = Run(cells()[0], Batches(tmp_path).batch(cells()[0]), here, Groups(60.0))
+        if watched:
+            run.count()
+            run.time_blocks()
+            run.time_step()
+        else:
+            for _ in range(3):
+                run.engine.step(run.share)
+        losses.append(run.engine.step(run.share).loss)
+    assert losses[0] == losses[1]
+
+
+def test_blocks_lose_their_hooks(here: World, tmp_path: Path) -> None:
+    run = Run(cells()[0], Batches(tmp_path).batch(cells()[0]), here, Groups(60.0))
+    run.count()
+    run.time_blocks()
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    assert not any(getattr(block, kind) for block in run.blocks.values() for kind in kinds)
+
+
+def test_positions_of_the_ranks_add_up_to_those_of_the_streams() -> None:
+    config = small_config("encoder_decoder", positions="rope")
+    layout = Layout(tp=2, sp=True, pp=2, cut="aligned")
+    batch = synthetic_batch(config, num_sequences=3, source_length=7, target_length=5, seed=2, ragged=True)
+    partitioning = plan(config, layout)
+    told = {
+        (pp, tp): positions(batch, partitioning, Coordinate(dp=0, pp=pp, cp=0, tp=tp)) for pp in (0, 1) for tp in (0, 1)
+    }
+    for pp, lengths, padded in ((0, batch.source_lengths, 8), (1, batch.target_lengths, 6)):
+        assert told[pp, 0][0] + told[pp, 1][0] == sum(lengths)
+        assert sum(told[pp, 0]) == sum(told[pp, 1]) == 3 * padded // 2
+
+
+def test_the_record_of_a_refused_cell_is_kept(tmp_path: Path) -> None:
+    cell = dataclasses.replace(cells()[0], refusal="no")
+    write_record(tmp_path, cell, make_record(cell, fingerprint="f", status="unsupported", reason="no"))
+    assert is_measured(tmp_path, cell, fingerprint="f", backend="gloo")
+
+
+def test_only_a_good_record_of_just_this_cell_and_backend_is_kept(tmp_path: Path) -> None:
+    cell = cells()[0]
+    assert not is_measured(tmp_path, cell, fingerprint="f", backend="gloo")
+    write_record(tmp_path, cell, make_record(cell, fingerprint="f", status="ok", backend="gloo"))
+    assert is_measured(tmp_path, cell, fingerprint="f", backend="gloo")
+    assert not is_measured(tmp_path, cell, fingerprint="g", backend="gloo")
+    assert not is_measured(tmp_path, cell, fingerprint="f", backend="nccl")
+    write_record(tmp_path, cell, make_record(cell, fingerprint="f", status="failed", backend="gloo"))
+    assert not is_measured(tmp_path, cell, fingerprint="f", backend="gloo")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1, 2]", '{"schema_version": 1}', "half"])
+def test_a_file_that_is_no_record_is_not_kept(text: str, tmp_path: Path) -> None:
+    cell = cells()[0]
+    write_record(tmp_path, cell, make_record(cell, fingerprint="f", status="ok", backend="gloo"))
+    path = record_path(tmp_path, cell)
+    whole = path.read_text(encoding="utf-8")
+    path.write_text(whole[: len(whole) // 2] if text == "half" else text, encoding="utf-8")
+    assert read_record(tmp_path, cell) is None
+    assert not is_measured(tmp_path, cell, fingerprint="f", backend="gloo")
+
+
+def test_a_record_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    cell = cells()[0]
+    write_record(tmp_path, cell, make_record(cell, fingerprint="f", status="ok"))
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_record(tmp_path, cell, make_record(cell, fingerprint="g", status="ok", loss=math.nan))
+    assert json.loads(record_path(tmp_path, cell).read_text(encoding="utf-8"))["fingerprint"] == "f"
+    assert list(record_path(tmp_path, cell).parent.iterdir()) == [record_path(tmp_path, cell)]
