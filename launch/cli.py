@@ -17,7 +17,10 @@ COMMANDS = {
     "compare": ("results.commands:compare_command", "Put two runs side by side, with intervals."),
     "report": ("results.commands:report_command", "Write tables, pictures and verdicts from records."),
     "claims": ("results.commands:claims_command", "List the claims and how each is judged."),
-    "models": ("launch.inspection:models_command", "List the models that can be called by name."),
+    "validate": ("results.validation_command:validate_command", "Hold our closed forms against published figures."),
+    "account": ("launch.account:account_command", "Tell what each rank of a layout holds, sends and computes."),
+    "fit": ("launch.fit:fit_command", "Find every layout that fits on a device, on fewest devices first."),
+    "models": ("launch.inspection:models_command", "List the models that can be called by name, by component."),
     "plan": ("launch.inspection:plan_command", "Show what a layout does to a model, without running it."),
 }
 """Name -> where the command stands, and what it does in one line."""
@@ -38,6 +41,8 @@ The whole study:
 A first look, without any process:
   twinshard models
   twinshard plan t5-small --tp 4 --sp --pp 2 --microbatches 4
+  twinshard account t5-11b --tp 8 --dp 4 --device-bytes 80e9
+  twinshard fit llama-2-70b --device-bytes 80e9 --devices 1024
 \b
 With ranks started from outside, on one node or several (see launch/scripts):
   torchrun --nproc-per-node 4 -m launch FILE

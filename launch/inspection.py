@@ -1,5 +1,6 @@
 """What can be seen without running anything? The named models, and what a layout does to one of them."""
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from launch.layout_options import layout_of, layout_options
+from launch.sheets import Cell, Format, Sheet, format_option, show
+from launch.step_options import counted_model
 from models.config import ModelConfig
-from models.costs import parameter_counts
+from models.costs import ParameterCounts, parameter_counts
 from models.named import MODEL_NAMES, named_model
 from parallel.partition import Stage
 from parallel.plan import Plan
@@ -19,34 +22,68 @@ from parallel.schedule import grid
 
 
 @click.command("models")
-@click.argument("word", default="")
-def models_command(word: str) -> int:
-    """List the models that can be called by name, those that contain WORD.
+@click.argument("model", default="")
+@format_option
+def models_command(model: str, form: Format) -> int:
+    """List the models that can be called by name, those that contain MODEL, with exact counts by component.
+
+    MODEL may also be a config.json of Hugging Face; a tied tensor is counted once.
 
     \b
     Examples:
       twinshard models
-      twinshard models t5
+      twinshard models t5 --format csv
     """  # noqa: D301 - click reads the character
-    names = [name for name in MODEL_NAMES if word in name]
-    if not names:
-        raise ValueError(f"no model has {word!r} in its name; known are {', '.join(MODEL_NAMES)}")
-    table = Table(box=None, pad_edge=False)
-    for heading in ("model", "architecture"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("blocks", "width", "heads", "KV heads", "ffn", "vocabulary", "parameters"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for config in map(named_model, names):
-        sides = [config.num_encoder_blocks, config.num_decoder_blocks]
-        table.add_row(
-            config.name,
-            config.architecture,
-            " + ".join(str(count) for count in sides if count),
-            *map(str, (config.width, config.num_heads, config.num_kv_heads, config.ffn_width, config.vocabulary)),
-            f"{parameter_counts(config).total:,}",
-        )
-    Console(width=max(130, Console().width)).print(table)
+    configs, notes = _models(model)
+    sizes = [_sizes(config) for config in configs]
+    counts = [parameter_counts(config) for config in configs]
+    parts = [field.name for field in dataclasses.fields(ParameterCounts)]
+    rows: list[dict[str, Cell]] = [
+        size | {part: getattr(count, part) for part in parts} | {"parameters": count.total}
+        for size, count in zip(sizes, counts, strict=True)
+    ]
+    sheets = [
+        _sheet("models", [*sizes[0], "parameters"], rows),
+        _sheet("parameters by component", ["model", *parts], rows),
+        *(Sheet(title="notes", headings=("",), rows=[[note]]) for note in notes),
+    ]
+    documents = [
+        size | {"parameters": {"total": count.total, "by_component": dataclasses.asdict(count)}, "notes": list(notes)}
+        for size, count in zip(sizes, counts, strict=True)
+    ]
+    show(form, sheets=sheets, columns=list(rows[0]), rows=rows, document={"models": documents})
     return 0
+
+
+def _models(word: str) -> tuple[list[ModelConfig], tuple[str, ...]]:
+    """Named models with a word in their names, or the one of a file, with notes."""
+    names = [name for name in MODEL_NAMES if word in name]
+    if names:
+        return [named_model(name) for name in names], ()
+    if Path(word).exists() or "/" in word or word.endswith(".json"):
+        config, notes = counted_model(word)
+        return [config], notes
+    raise ValueError(f"no model has {word!r} in its name; known are {', '.join(MODEL_NAMES)}")
+
+
+def _sizes(config: ModelConfig) -> dict[str, Cell]:
+    return {
+        "model": config.name,
+        "architecture": config.architecture,
+        "encoder_blocks": config.num_encoder_blocks,
+        "decoder_blocks": config.num_decoder_blocks,
+        "width": config.width,
+        "heads": config.num_heads,
+        "kv_heads": config.num_kv_heads,
+        "head_width": config.head_width,
+        "ffn_width": config.ffn_width,
+        "vocabulary": config.vocabulary,
+    }
+
+
+def _sheet(title: str, names: list[str], rows: list[dict[str, Cell]]) -> Sheet:
+    headings = tuple(name.replace("_", " ") for name in names)
+    return Sheet(title=title, headings=headings, rows=[[row[name] for name in names] for row in rows])
 
 
 @click.command("plan")

@@ -10,12 +10,11 @@ import csv
 import dataclasses
 import io
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 Format = Literal["table", "csv", "json", "markdown"]
 Cell = str | int | float | bool | None
@@ -55,10 +54,8 @@ def show(
         click.echo(json.dumps(document, indent=2))
     elif form == "csv":
         click.echo(_csv(columns, rows), nl=False)
-    elif form == "markdown":
-        click.echo("\n".join(map(_markdown, sheets)), nl=False)
     else:
-        _print(sheets)
+        click.echo("\n".join(map(_markdown if form == "markdown" else _plain, sheets)), nl=False)
 
 
 def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, Cell]]) -> str:
@@ -76,17 +73,26 @@ def _markdown(sheet: Sheet) -> str:
     return f"### {sheet.title}\n\n{table}\n"
 
 
-def _print(sheets: Sequence[Sheet]) -> None:
-    console = Console()
-    console = Console(width=max(160, console.width))
-    for sheet in sheets:
-        table = Table(title=sheet.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-        for heading, is_number in zip(sheet.headings, _numeric(sheet), strict=True):
-            table.add_column(heading, justify="right" if is_number else "left", overflow="fold")
-        for row in sheet.rows:
-            table.add_row(*map(_text, row))
-        console.print(table, highlight=False)
-        console.print()
+def _plain(sheet: Sheet) -> str:
+    """Columns as wide as their cells; longer headings are broken between words, and stand at the bottom."""
+    cells = [[_text(cell) for cell in row] for row in sheet.rows]
+    columns = list(zip(*cells, strict=True)) or [()] * len(sheet.headings)
+    heads, widths = [], []
+    for heading, column in zip(sheet.headings, columns, strict=True):
+        width = max(map(len, (*column, *heading.split())), default=0)
+        heads.append(textwrap.wrap(heading, width) if heading else [])
+        widths.append(width)
+    depth = max(map(len, heads))
+    above = list(zip(*([""] * (depth - len(head)) + head for head in heads), strict=True))
+    is_number = _numeric(sheet)
+    lines = [
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, is_number, strict=True)
+        )
+        for line in (*above, *cells)
+    ]
+    return "\n".join([sheet.title, *(f"  {line}".rstrip() for line in lines)]) + "\n"
 
 
 def _numeric(sheet: Sheet) -> list[bool]:

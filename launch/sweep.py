@@ -181,12 +181,14 @@ class Sweep:
             record = read_record(self._output, cell)
             reason = record.reason if record else "its record cannot be read back"
             self._conclude(cell, "ok" if line.phase == "ok" else "failed", reason, spectator)
-        spectator.moved(sum(self._done.values()), line.cell, line.phase)
+        else:
+            spectator.moved(sum(self._done.values()), line.cell, line.phase)
 
     def _conclude(self, cell: Cell, status: Status, reason: str, spectator: Spectator) -> None:
         self._statuses[cell.name], self._reasons[cell.name] = status, reason
         self._done[cell.name] = self._num_steps
         spectator.settled(cell.name, status, reason)
+        spectator.moved(sum(self._done.values()), cell.name, status)
 
     def _settle(self, left: Sequence[Cell], note: Note, spectator: Spectator) -> list[Cell]:
         """Records what a failed launch leaves; returns the cells that go on."""

@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from models.huggingface import Source, model_fields
+from models.huggingface import Source, counted_fields, model_fields
 
 Architecture = Literal["decoder_only", "encoder_decoder", "encoder_only"]
 NormKind = Literal["layernorm", "rmsnorm"]
@@ -173,6 +173,15 @@ class ModelConfig:
         See `models.huggingface.model_fields`. Raises ValueError for what is not modelled.
         """
         return cls(**model_fields(source, max_length=max_length))
+
+    @classmethod
+    def counted_from_hf(cls, source: Source) -> tuple["ModelConfig", tuple[str, ...]]:
+        """A model that holds and computes as much as the one of a config.json, and notes on what it passes over.
+
+        For counting only: where there are notes, its outputs would differ. Raises ValueError for what changes counts.
+        """
+        fields, notes = counted_fields(source)
+        return cls(**fields), notes
 
     # ---- rules ------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,8 @@
 Files of Llama, Mistral, Qwen2, GPT-2, BERT, T5, BART and mBART are read as transformers reads them, in the old style
 (`rope_theta`, `torch_dtype`) and the new one (`rope_parameters`, `dtype`), with its defaults for what is absent. Every
 field is accounted for: it has a meaning in the family's table, or it is known to change no mathematics, or it is an
-error. Nothing is fetched, and transformers is not needed. Left out: weights, tokenizers.
+error. Whoever only counts may pass over what changes the mathematics alone (a stretched rope, a sliding window), and is
+told so in notes. Nothing is fetched, and transformers is not needed. Left out: weights, tokenizers.
 """
 
 import json
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from models.families import FAMILIES, Family
-from models.meanings import IGNORED, Fields
+from models.meanings import IGNORED, Fields, SameCounts
 
 Source = str | Path | Mapping[str, Any]
 
@@ -31,14 +32,27 @@ def model_fields(source: Source, *, max_length: int | None = None) -> Fields:
         ValueError: no such file, no JSON object, an unknown `model_type` or field, or a value that changes the
             mathematics in a way that is not modelled; the message names field and value.
     """
+    return _from(source, max_length, None)
+
+
+def counted_fields(source: Source) -> tuple[Fields, tuple[str, ...]]:
+    """Return fields of `ModelConfig` that hold and compute as much as the model, and a note on whatever they pass over.
+
+    Raises ValueError as `model_fields` does, but for values that change the mathematics and no count.
+    """
+    notes: list[str] = []
+    return _from(source, None, notes), tuple(notes)
+
+
+def _from(source: Source, max_length: int | None, notes: list[str] | None) -> Fields:
     raw, origin = (source, "config") if isinstance(source, Mapping) else _load(Path(source))
     try:
-        return _read(raw, max_length)
+        return _read(raw, max_length, notes)
     except ValueError as error:
         raise ValueError(f"{origin}: {error}") from None
 
 
-def _read(raw: Mapping[str, Any], max_length: int | None) -> Fields:
+def _read(raw: Mapping[str, Any], max_length: int | None, notes: list[str] | None) -> Fields:
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ValueError(f"model_type = {model_type!r} is not modelled; {', '.join(FAMILIES)} are")
@@ -49,7 +63,13 @@ def _read(raw: Mapping[str, Any], max_length: int | None) -> Fields:
     # The last part of a published name; a path of somebody's machine is nobody's business.
     fields: Fields = {"name": Path(raw.get("_name_or_path") or model_type).name} | family.constant
     for name, (_, reader) in family.meanings.items():
-        fields |= reader(name, values)
+        try:
+            fields |= reader(name, values)
+        except SameCounts as passed:
+            if notes is None:
+                raise
+            notes.append(passed.note)
+            fields |= passed.fields
     return fields
 
 

@@ -1,8 +1,9 @@
 """How is one value of a published config.json read?
 
 A reader takes the name of a field and all values of its file, and returns fields of `ModelConfig`, or refuses the value
-with the reason: what changes the mathematics and is not modelled must not be read past. The tables that give each field
-its reader are in `models.families`.
+with the reason: what changes the mathematics and is not modelled must not be read past. Where parameters, bytes and
+FLOPs stay what they are, it refuses with `SameCounts`, which whoever only counts may take for a note. The tables that
+give each field its reader are in `models.families`.
 
 Source: the configuration classes of transformers 4 and 5.
 """
@@ -13,6 +14,21 @@ from typing import Any
 Fields = dict[str, Any]
 Values = Mapping[str, Any]
 Reader = Callable[[str, Values], Fields]
+
+
+class SameCounts(ValueError):  # noqa: N818 - it names what is the case, an error only for who computes
+    """A value that changes the mathematics, but not what a model holds and computes.
+
+    Attributes:
+        fields: the fields of `ModelConfig` to count with.
+        note: what is passed over, and how it is counted.
+    """
+
+    def __init__(self, message: str, *, fields: Fields, note: str) -> None:
+        super().__init__(message)
+        self.fields = fields
+        self.note = note
+
 
 PLAIN_ACTIVATIONS = {
     "relu": "relu",
@@ -84,6 +100,33 @@ def only(accepted: Any) -> Reader:
     return read
 
 
+def passed_over(accepted: Any, effect: str) -> Reader:
+    """Accept one value that says nothing new; others are passed over in counts, with the effect as a note."""
+
+    def read(name: str, values: Values) -> Fields:
+        try:
+            return only(accepted)(name, values)
+        except ValueError as error:
+            raise SameCounts(str(error), fields={}, note=f"{name} = {values[name]!r} {effect}") from None
+
+    return read
+
+
+def activation(choices: Mapping[Any, Any], stand_in: str) -> Reader:
+    """Read the name of an activation; one that is not modelled keeps and computes as much as the stand-in."""
+
+    def read(name: str, values: Values) -> Fields:
+        try:
+            return chosen("activation", choices)(name, values)
+        except ValueError as error:
+            if not isinstance(values[name], str):
+                raise
+            note = f"{name} = {values[name]!r} is counted as {stand_in}"
+            raise SameCounts(str(error), fields={"activation": stand_in}, note=note) from None
+
+    return read
+
+
 def same_as(other: str) -> Reader:
     """Accept what another field says too: the model has one number for both."""
 
@@ -91,6 +134,20 @@ def same_as(other: str) -> Reader:
         if values[name] != values[other]:
             raise ValueError(f"{name} = {values[name]!r} differs from {other} = {values[other]!r}; the model has one")
         return {}
+
+    return read
+
+
+def same_rate_as(other: str) -> Reader:
+    """Accept the dropout rate that another field says too; counts hold whatever the rate is."""
+
+    def read(name: str, values: Values) -> Fields:
+        number()(name, values)
+        try:
+            return same_as(other)(name, values)
+        except ValueError as error:
+            note = f"{name} = {values[name]!r} is counted as {other} = {values[other]!r}"
+            raise SameCounts(str(error), fields={}, note=note) from None
 
     return read
 
@@ -116,23 +173,38 @@ def rope(name: str, values: Values) -> Fields:
     parameters = values[spelling] or {}
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     others = set(parameters) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-    if kind != "default" or others:
-        raise ValueError(f"{spelling} = {dict(parameters)!r} is not modelled; only a rope_theta of type 'default' is")
     share = parameters.get("partial_rotary_factor", values["partial_rotary_factor"])
-    only(1.0)("partial_rotary_factor", {"partial_rotary_factor": share})
     theta = parameters.get("rope_theta", values["rope_theta"])
-    return number("rope_theta")("rope_theta", {"rope_theta": theta})
+    fields = number("rope_theta")("rope_theta", {"rope_theta": theta})
+    if kind != "default" or others:
+        raise SameCounts(
+            f"{spelling} = {dict(parameters)!r} is not modelled; only a rope_theta of type 'default' is",
+            fields=fields,
+            note=f"{spelling} of type {kind!r} turns queries and keys by other angles: counts are the same",
+        )
+    if share not in (None, 1.0):
+        raise SameCounts(
+            f"partial_rotary_factor = {share!r} is not modelled; only 1.0 is",
+            fields=fields,
+            note=f"partial_rotary_factor = {share!r}: tables of angles are counted for whole heads",
+        )
+    return fields
 
 
 def window(name: str, values: Values) -> Fields:
     """Accept a sliding window that every sequence fits into: then it changes nothing."""
     width, length = values[name], values["max_position_embeddings"]
-    if width is not None and not (isinstance(width, int) and width >= length):
-        raise ValueError(
-            f"{name} = {width!r} is shorter than the {length} positions of the longest sequence and is not modelled; "
-            f"max_length = {width!r} reads the file for sequences that fit"
-        )
-    return {}
+    if width is None:
+        return {}
+    count()(name, values)
+    if width >= length:
+        return {}
+    message = (
+        f"{name} = {width!r} is shorter than the {length} positions of the longest sequence and is not modelled; "
+        f"max_length = {width!r} reads the file for sequences that fit"
+    )
+    note = f"{name} = {width}: scores and caches are counted without a window, so for every pair of positions"
+    raise SameCounts(message, fields={}, note=note)
 
 
 def optional_window(name: str, values: Values) -> Fields:
@@ -150,9 +222,9 @@ def optional_window(name: str, values: Values) -> Fields:
 
 def t5_ffn(name: str, values: Values) -> Fields:
     """Read `feed_forward_proj`; what newer files derive from it has to agree."""
-    fields = chosen("activation", T5_ACTIVATIONS)(name, values)
-    gate, _, activation = values[name].rpartition("-")
-    only("gelu_new" if values[name] == "gated-gelu" else activation)("dense_act_fn", values)
+    gate, _, plain = str(values[name]).rpartition("-")
+    fields = activation(T5_ACTIVATIONS, "geglu" if gate == "gated" else "gelu")(name, values)
+    only("gelu_new" if values[name] == "gated-gelu" else plain)("dense_act_fn", values)
     only(gate == "gated")("is_gated_act", values)
     return fields
 

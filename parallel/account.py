@@ -15,6 +15,7 @@ Left out: time.
 import dataclasses
 
 from models.costs import block_flops, embedding_flops
+from parallel.context_costs import local_part, predict_context
 from parallel.figures import Optimizer, StepShape
 from parallel.kv_cache import CacheBytes, cache_bytes
 from parallel.plan import Plan
@@ -42,21 +43,25 @@ def account(
 ) -> tuple[RankAccount, ...]:
     """Accounts for one rank of each kind, by stage and then by vocabulary rows.
 
-    Arguments and errors are those of `parallel.predict.predict`.
+    Arguments and errors are those of `parallel.predict.predict`, but cp > 1 is told by `parallel.context_costs`: a rank
+    then computes and caches its positions of a sequence alone.
     """
-    predictions = predict(plan, shape, optimizer=optimizer, master_weights=master_weights)
+    cp = plan.layout.cp
+    local_plan, local_shape = local_part(plan, shape)
+    told = predict_context if cp > 1 else predict
+    predictions = told(plan, shape, optimizer=optimizer, master_weights=master_weights)
     return tuple(
         RankAccount(
             prediction=prediction,
-            model_forward_flops=model_forward_flops(share, shape),
+            model_forward_flops=model_forward_flops(share, shape) // cp,
             cache=cache_bytes(
                 share,
-                source_length=shape.source_length,
-                target_length=shape.target_length,
+                source_length=local_shape.source_length,
+                target_length=local_shape.target_length,
                 dtype_bytes=shape.dtype_bytes,
             ),
         )
-        for share, prediction in zip(shares(plan), predictions, strict=True)
+        for share, prediction in zip(shares(local_plan), predictions, strict=True)
     )
 
 

@@ -37,10 +37,11 @@ class _Copy(torch.autograd.Function):
 
 class _Reduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, comm: Comm, site: Site) -> Tensor:
-        summed = tensor.clone(memory_format=torch.contiguous_format)
-        comm.all_reduce(summed, "tp", site=site, phase=comm.forward_phase()).wait()
-        return summed
+    def forward(ctx: Any, partial: Tensor, comm: Comm, site: Site) -> Tensor:
+        # In place: a partial sum is nobody else's, and a copy would be one more pass over the hidden states.
+        ctx.mark_dirty(partial)
+        comm.all_reduce(partial, "tp", site=site, phase=comm.forward_phase()).wait()
+        return partial
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
@@ -87,7 +88,10 @@ def enter(tensor: Tensor, entering: Entering, comm: Comm, site: Site) -> Tensor:
 
 
 def leave(partial: Tensor, leaving: Leaving, comm: Comm, site: Site) -> Tensor:
-    """What a plan's `leaving` says, for a partial sum [L, ...]; a shard of L comes back under `scatter`."""
+    """What a plan's `leaving` says, for a partial sum [L, ...]; a shard of L comes back under `scatter`.
+
+    The partial sum is given away: it may hold the whole sum afterwards. It must be contiguous.
+    """
     if leaving == "none" or comm.size("tp") == 1:
         return partial
     function = _Reduce if leaving == "reduce" else _ScatterSequence

@@ -6,7 +6,7 @@ that degree 1 is plain PyTorch. Verbs over tensors return a `Pending`: `wait()` 
 
 Groups are named: the axes `dp pp cp tp`, `model` (pp x cp x tp, all that hold one replica of the model), `kv_replica`
 (ranks with the same KV head) and `tied:<name>` (stages with a copy of one parameter). Control messages
-(`gather_objects`, `barrier`) are no events: they never happen inside a step.
+(`gather_objects`, `collect_objects`, `barrier`) are no events: they never happen inside a step.
 """
 
 import dataclasses
@@ -217,6 +217,14 @@ class Comm:
             return [value]
         values: list[Any] = [None] * self.mesh.size
         dist.all_gather_object(values, value)
+        return values
+
+    def collect_objects(self, value: Any) -> list[Any] | None:
+        """Values of all ranks on rank 0, in the order of the ranks; None elsewhere."""
+        if self.mesh.size == 1:
+            return [value]
+        values: list[Any] | None = [None] * self.mesh.size if self.rank == 0 else None
+        dist.gather_object(value, values, dst=0)
         return values
 
     def barrier(self) -> None:

@@ -33,12 +33,12 @@ from parallel.share import Share
 
 
 def model_flops(config: ModelConfig, shape: StepShape) -> int:
-    """FLOPs that the mathematics of one data-parallel rank's sequences needs: the forward and twice as much backward."""
+    """FLOPs that the mathematics of a data-parallel rank's sequences needs: the forward, and twice as much backward."""
     return 3 * forward_flops(config, shape.source_length, shape.target_length, shape.num_sequences)
 
 
 def step_flops(share: Share, shape: StepShape) -> dict[str, PhaseFlops]:
-    """FLOPs that a rank executes in a step: embedding, self_attention, cross_attention, ffn, head."""
+    """FLOPs of one rank in a step, by component: embedding, self_attention, cross_attention, ffn, head."""
     parts: dict[str, PhaseFlops] = {}
     for size, count in Counter(microbatch_sizes(shape.num_sequences, share.layout.microbatches)).items():
         for part, flops in _microbatch(share, shape, size).items():

@@ -103,7 +103,8 @@ def num_tensors(share: Share) -> int:
     count = len(token_matrices(share))
     for side in share.sides:
         has_cross = side == "decoder" and config.has_cross_attention
-        count += len(share.blocks(side)) * ((1 + has_cross) * attention + ffn)
+        # Cross-attention projects queries apart from keys and values.
+        count += len(share.blocks(side)) * (attention + has_cross * (attention + 1 + config.qkv_bias) + ffn)
         count += config.positions == "relative"
         count += per_norm * config.final_norm * share.has_end(side)
         if share.has_embedding(side):

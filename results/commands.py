@@ -105,8 +105,8 @@ def report_command(records: Path, output: Path) -> None:
 def claims_command(ids: tuple[str, ...], records: Path) -> None:
     """List the claims, how each is judged, and the verdict that the records give.
 
-    With IDS, these claims only, with all their evidence. Without any record there is no verdict: claims and rules are
-    listed alone.
+    With IDS, these claims only, with all their evidence. Without any record there are verdicts on what closed forms
+    decide; the other claims and rules are listed alone.
 
     \b
     Examples:
@@ -116,20 +116,21 @@ def claims_command(ids: tuple[str, ...], records: Path) -> None:
     """  # noqa: D301 - click reads the character
     with _mistakes(), _progress() as step:
         step("judging")
+        from results import tables
         from results.claims import chosen, judge_all
         from results.load import load_records
 
         claims = chosen(ids)
         loaded = load_records(records) if records.is_dir() or records != RECORDS else None
-        verdicts: dict[str, Verdict] = {}
         if loaded is not None and loaded.found:
-            from results import tables
-
-            verdicts = {verdict.claim.id: verdict for verdict in judge_all(tables.build(loaded.records), claims)}
+            told, judged = tables.build(loaded.records), claims
+        else:
+            told, judged = tables.without_records(), tuple(claim for claim in claims if not claim.needs_records)
+        verdicts = {verdict.claim.id: verdict for verdict in judge_all(told, judged)}
     for claim in claims:
         _print_claim(claim, verdicts.get(claim.id), with_evidence=bool(ids))
     if loaded is None or not loaded.found:
-        click.echo(f"No record in {records}: no verdicts.")
+        click.echo(f"No record in {records}: no verdicts on what only runs can decide.")
     elif loaded.refused:
         click.echo(f"{len(loaded.refused)} files in {records} are no records: `twinshard report` lists them.")
 

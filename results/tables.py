@@ -6,6 +6,8 @@
     communication.csv   one row a rank, operation, axis, site, stream and phase, of one step
     plan.csv            one row a module the layout changes     operators.csv one row an operator and its shapes
     predicted.csv       one row a point of the closed forms (`results/predicted.py`), which no record stands behind
+    counts.csv, caches.csv, lengths.csv, structure.csv    of named models (`results/model_counts.py`), likewise
+    fits.csv            one row a model, device and way to divide it (`results/smallest.py`), likewise
 
 Every other table begins with the columns that name the run (`results/runs.py`); what follows are the fields of the
 record's rows under their own names, units included. Lists of samples are JSON lists with their median beside them. A
@@ -20,7 +22,7 @@ from typing import Any
 
 import pandas as pd
 
-from results import predicted
+from results import model_counts, predicted, smallest
 from results.files import write_table
 from results.runs import IDENTITY, Row, identity, run_row, to_text
 from results.schema import (
@@ -48,6 +50,11 @@ class Tables:
     plan: pd.DataFrame
     operators: pd.DataFrame
     predicted: pd.DataFrame
+    counts: pd.DataFrame
+    caches: pd.DataFrame
+    lengths: pd.DataFrame
+    structure: pd.DataFrame
+    fits: pd.DataFrame
 
     def replace(self, **tables: pd.DataFrame) -> "Tables":
         """The same tables with some of them changed."""
@@ -56,7 +63,17 @@ class Tables:
 
 TABLE_NAMES = tuple(field.name for field in dataclasses.fields(Tables))
 
-RECORDED = tuple(name for name in TABLE_NAMES if name != "predicted")
+CLOSED_FORMS: dict[str, Callable[[], pd.DataFrame]] = {
+    "predicted": predicted.build,
+    "counts": model_counts.counts,
+    "caches": model_counts.caches,
+    "lengths": model_counts.lengths,
+    "structure": model_counts.structure,
+    "fits": smallest.build,
+}
+"""Tables that are the same for every study, and how each is made."""
+
+RECORDED = tuple(name for name in TABLE_NAMES if name not in CLOSED_FORMS)
 """Tables that stand on records."""
 
 _RENAMED = {"dp": "dp_coordinate", "pp": "pp_coordinate", "tp": "tp_coordinate"}
@@ -80,7 +97,14 @@ def build(records: Iterable[Record], on_record: Callable[[], None] = lambda: Non
         on_record()
     if not rows["runs"]:
         raise ValueError("no records: tables are made of at least one")
-    return Tables(predicted=predicted.build(), **{name: _frame(name, told) for name, told in rows.items()})
+    recorded = {name: _frame(name, told) for name, told in rows.items()}
+    return without_records().replace(**recorded)
+
+
+def without_records() -> Tables:
+    """The tables that are the same for every study; those that stand on records are empty."""
+    closed = {name: make_one() for name, make_one in CLOSED_FORMS.items()}
+    return Tables(**dict.fromkeys(RECORDED, pd.DataFrame()), **closed)
 
 
 def make(name: str, records: Iterable[Record]) -> pd.DataFrame:

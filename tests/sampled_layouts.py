@@ -62,7 +62,7 @@ def _config(generator: random.Random) -> ModelConfig:
     changes: dict[str, Any] = {
         "num_heads": 8,
         "num_kv_heads": generator.choice((1, 2, 4, 8)),
-        "head_width": generator.choice((2, 4)),
+        "head_width": generator.choice((4, 6)),
         "ffn_width": generator.choice((24, 32)),
         "vocabulary": generator.choice((29, 32)),
         "num_encoder_blocks": 0 if architecture == "decoder_only" else generator.choice((1, 2, 3, 5)),

@@ -446,6 +446,26 @@ def test_sequence_parallelism_sends_a_quarter_more_than_tensor_parallelism_in_a_
     assert sp / tp == 1.25
 
 
+@pytest.mark.parametrize(
+    ("sp", "encoder", "decoder", "per_block", "per_stage"), [(False, 72, 108, 18, 1.5), (True, 90, 135, 27, 1.5)]
+)
+def test_twelve_blocks_a_side_over_four_ranks_send_the_multiples_of_a_hidden_state_that_formulas_give(
+    sp: bool, encoder: float, decoder: float, per_block: float, per_stage: float
+) -> None:
+    """T5's shape. One stage that gathers the memory once sends an eighteenth of what twelve blocks would."""
+    sent = {}
+    for gather in ("per_block", "per_stage"):
+        layout = Layout.from_dict({"tp": 4, "sp": sp, "memory_gather": gather})
+        ledger = ledger_of(config_of(blocks=12), layout, source_length=8)
+        for part, stream in (("encoder.block", "source"), ("decoder.block", "target"), ("decoder", "memory")):
+            events = [e for e in ledger if e.site.startswith(part) and e.stream == stream]
+            sent[gather, stream] = sum(event.wire_bytes for event in events)
+    m_e = M_E // SOURCE * 8
+    assert [sent["per_block", "source"], sent["per_stage", "source"]] == [encoder * m_e] * 2
+    assert [sent["per_block", "target"], sent["per_stage", "target"]] == [decoder * M_D] * 2
+    assert [sent["per_block", "memory"], sent["per_stage", "memory"]] == [per_block * m_e, per_stage * m_e]
+
+
 # ---- the recorder -------------------------------------------------------------------------------------------------
 
 

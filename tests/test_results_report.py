@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from parallel.layouts import Layout
 from results import markdown, plots
+from results.claims import CLAIMS
 from results.commands import claims_command, compare_command, report_command
 from results.report import Written, report
 from results.tables import TABLE_NAMES, build
@@ -49,7 +50,7 @@ def test_the_report_is_the_stored_one(text: str) -> None:
 
 
 def test_every_link_of_the_report_leads_somewhere(folder: Path, text: str) -> None:
-    anchors = {f"#{heading.lower()}" for heading in re.findall(r"^### (P\d+)$", text, flags=re.MULTILINE)}
+    anchors = {f"#{heading.lower()}" for heading in re.findall(r"^### ([PCN]\d+)$", text, flags=re.MULTILINE)}
     targets = re.findall(r"\]\(([^)]+)\)", text)
     assert len(targets) > 50
     for target in targets:
@@ -60,7 +61,7 @@ def test_every_table_is_written_beside_the_report(folder: Path) -> None:
     names = {path.stem for path in (folder / "output" / "tables").iterdir()}
     assert names == {*TABLE_NAMES, "verdicts", "evidence"}
     evidence = pd.read_csv(folder / "output" / "tables" / "evidence.csv")
-    assert set(evidence["claim"]) == {f"P{number}" for number in range(1, 8)}
+    assert set(evidence["claim"]) == {claim.id for claim in CLAIMS}
 
 
 def test_pictures_are_whole_files(folder: Path) -> None:
@@ -148,13 +149,29 @@ def test_report_tells_where_it_is_and_every_verdict(folder: Path, tmp_path: Path
         "P5   supported",
         "P6   conditional",
         "P7   conditional",
+        "P8   conditional",
+        "C1   supported",
+        "C3   supported",
+        "C4   supported",
+        "C9   conditional",
+        "C10  conditional",
+        "N1   conditional",
+        "N2   conditional",
+        "N3   conditional",
+        "N4   conditional",
+        "N5   conditional",
+        "N6   conditional",
+        "N7   conditional",
+        "N8   supported",
+        "N9   supported",
+        "N10  supported",
     ]
 
 
 def test_claims_are_listed_with_rule_and_verdict(folder: Path) -> None:
     result = run(claims_command, "--records", str(folder / "records"))
     assert result.exit_code == 0
-    assert result.stdout.count("  rule: ") == 7
+    assert result.stdout.count("  rule: ") == len(CLAIMS)
     assert "P5 (A §8.2): The two sides" in result.stdout
     assert "  supported: all 6 rows that decide support it" in result.stdout
     assert "1 files in" in result.stdout
@@ -171,8 +188,8 @@ def test_claims_are_listed_without_any_record(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     result = run(claims_command)
     assert result.exit_code == 0
-    assert result.stdout.count("  rule: ") == 7
-    assert result.stdout.endswith("No record in results/records: no verdicts.\n")
+    assert result.stdout.count("  rule: ") == len(CLAIMS)
+    assert result.stdout.endswith("No record in results/records: no verdicts on what only runs can decide.\n")
 
 
 def test_compare_prints_and_writes_the_same_numbers(folder: Path, tmp_path: Path) -> None:

@@ -64,25 +64,32 @@ def model_of(planned: Plan, comm: Comm) -> nn.Module:
     return model.train()
 
 
-def kept_by_block(layout: Layout, config: ModelConfig | None = None) -> int:
-    """Bytes that a decoder block keeps on rank 0 after its forward; none may be left after its backward."""
-    planned = plan(config or config_of(), layout)
+def kept_by_blocks(layout: Layout, config: ModelConfig) -> int:
+    """Bytes that all decoder blocks keep on rank 0 after their forward; none may be left after their backward."""
+    planned = plan(config, layout)
     with rank_of(planned, 0) as comm:
-        block = model_of(planned, comm).get_submodule("decoder.block.0")
-        assert isinstance(block, DecoderBlock)
+        model = model_of(planned, comm)
         shards = layout.tp if layout.sp else 1
         is_memory_whole = layout.memory_gather == "per_stage"
         hidden = torch.randn(L // shards, B, D, requires_grad=True)
         memory = torch.randn(S if is_memory_whole else S // shards, B, D, requires_grad=True)
         self_mask = attention_mask(is_causal=True, key_lengths=(L,) * B, key_length=L, like=hidden)
         memory_mask = attention_mask(is_causal=False, key_lengths=(S,) * B, key_length=S, like=hidden)
-        with SavedBytes(block) as saved:
-            out: Tensor = block(hidden, self_mask, memory, memory_mask)
+        with SavedBytes(model) as saved:
+            out: Tensor = hidden
+            for index in range(config.num_decoder_blocks):
+                block = model.get_submodule(f"decoder.block.{index}")
+                assert isinstance(block, DecoderBlock)
+                out = block(out, self_mask, memory, memory_mask)
             kept = saved.now_bytes
             out.sum().backward()
             del out
         assert saved.now_bytes == 0
         return kept
+
+
+def kept_by_block(layout: Layout, config: ModelConfig | None = None) -> int:
+    return kept_by_blocks(layout, config or config_of())
 
 
 NORM = HIDDEN + 2 * ROW
@@ -93,6 +100,14 @@ FFN = NORM + HIDDEN + INNER + INNER
 
 def test_a_decoder_block_keeps_what_a_hand_counts() -> None:
     assert kept_by_block(MATERIALISED) == SELF_ATTENTION + CROSS_ATTENTION + FFN + MEMORY
+
+
+@pytest.mark.parametrize("layout", [MATERIALISED, MATERIALISED.replace(tp=2, sp=True)], ids=["one", "sp"])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_blocks_share_the_memory_they_read(layout: Layout, recompute: Recompute) -> None:
+    layout = layout.replace(recompute=recompute)
+    one, three = (kept_by_blocks(layout, config_of(blocks=blocks)) for blocks in (1, 3))
+    assert three == MEMORY + 3 * (one - MEMORY)
 
 
 def test_a_dropout_keeps_one_byte_an_element() -> None:

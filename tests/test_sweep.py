@@ -29,6 +29,7 @@ EXPERIMENT = """
 name = "faults"
 repeats = 2
 warmup = 0
+interleave = 1
 controls = ["pair.tokens.tp2-pp1_even-dp1-m1-1f1b-per_stage"]
 [models.pair]
 architecture = "encoder_decoder"
@@ -45,11 +46,14 @@ sequences = 6
 source_length = 7
 target_length = 5
 [[layouts]]
+pp = 2
+microbatches = 3
+[[layouts]]
 tp = 2
 sp = [true, false]
 [[layouts]]
 pp = 2
-microbatches = [1, 2, 3]
+microbatches = [1, 2]
 [[layouts]]
 tp = 4
 """
@@ -241,50 +245,52 @@ def test_a_fresh_run_forgets_records_of_cells_that_are_gone(tmp_path: Path) -> N
     assert not stranger.exists()
 
 
-@pytest.fixture
-def interrupted(tmp_path: Path) -> Iterator[tuple[Path, "subprocess.Popen[str]"]]:
-    """A run from the command line that takes long, and the folder of its records."""
-    text = EXPERIMENT.replace("repeats = 2", "repeats = 300\ninterleave = 1").replace("tp = 2\nsp = [true, false]", "")
-    file = tmp_path / "long.toml"
-    file.write_text(text[: text.index("[[layouts]]\npp")].replace("controls", "#"), encoding="utf-8")
-    file.write_text(file.read_text(encoding="utf-8") + "microbatches = [1, 2, 3]\n", encoding="utf-8")
-    command = [sys.executable, "-m", "launch", "run", str(file), "--output", str(tmp_path), "--backend", "gloo"]
+@contextlib.contextmanager
+def long_run(folder: Path, *, repeats: int) -> Iterator[tuple[Path, "subprocess.Popen[str]"]]:
+    """A run of three cells on one rank from the command line, and the folder of its records."""
+    head = EXPERIMENT[: EXPERIMENT.index("[[layouts]]")].replace("controls", "#")
+    text = head.replace("repeats = 2", f"repeats = {repeats}")
+    file = folder / "long.toml"
+    file.write_text(f"{text}[[layouts]]\nmicrobatches = [1, 2, 3]\n", encoding="utf-8")
+    command = [sys.executable, "-m", "launch", "run", str(file), "--output", str(folder), "--backend", "gloo"]
     with subprocess.Popen(command, env=torchrun_environment(), stderr=subprocess.PIPE, text=True) as process:
-        yield tmp_path / "faults", process
-        process.kill()
+        try:
+            yield folder / "faults", process
+        finally:
+            process.kill()
 
 
-def first_record(folder: Path) -> Path:
-    """Waits for the first record."""
+def wait_for(folder: Path, pattern: str) -> Path:
+    """The first file below a folder with such a name, once there is one."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        for path in folder.glob("*.json"):
+        for path in folder.glob(pattern):
             return path
         time.sleep(0.05)
-    raise AssertionError("no record in two minutes")
+    raise AssertionError(f"no {pattern} in two minutes")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl_c", "sigterm"])
-def test_after_a_stop_records_stay_and_no_process_does(
-    interrupted: tuple[Path, "subprocess.Popen[str]"], number: signal.Signals
-) -> None:
-    folder, process = interrupted
-    path = first_record(folder)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert f"stopped: what was measured stays in {folder}; the same command goes on from there" in err
-    assert json.loads(path.read_text(encoding="utf-8"))["status"] == "ok"
-    assert len(list(folder.glob("*.json"))) < 3
-    assert processes_with(str(folder)) == []
+def test_after_a_stop_records_stay_and_no_process_does(tmp_path: Path, number: signal.Signals) -> None:
+    with long_run(tmp_path, repeats=300) as (folder, process):
+        path = wait_for(folder, "*.json")
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert f"stopped: what was measured stays in {folder}; the same command goes on from there" in err
+        assert json.loads(path.read_text(encoding="utf-8"))["status"] == "ok"
+        assert len(list(folder.glob("*.json"))) < 3
+        assert processes_with(str(folder)) == []
 
 
-def test_no_rank_outlives_a_run_that_is_killed(interrupted: tuple[Path, "subprocess.Popen[str]"]) -> None:
-    folder, process = interrupted
-    first_record(folder)
-    process.kill()
-    process.wait()
-    deadline = time.monotonic() + 30
-    while processes_with(str(folder)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert processes_with(str(folder)) == []
+def test_no_rank_outlives_a_run_that_is_killed(tmp_path: Path) -> None:
+    # Far more steps than the test waits for: ranks that were not ended would still be there.
+    with long_run(tmp_path, repeats=1_000_000) as (folder, process):
+        wait_for(folder, ".launch/1/progress")
+        assert processes_with(str(folder)) != []
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 30
+        while processes_with(str(folder)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert processes_with(str(folder)) == []

@@ -14,9 +14,9 @@ from parallel.plans import plan
 from parallel.predict import predict, predict_rank
 from parallel.share import share_of, shares
 from parallel.trace import trace
+from tests.rank import Worker
 from tests.sampled_layouts import Sample, samples
 from tests.small_models import small_config
-from tests.rank import Worker
 from tests.spawn import Ranks
 
 NUM_SAMPLES = 200

@@ -168,8 +168,8 @@ class NativeEngine:
         # Copies: a gradient is a view of one flat buffer, and a view travels with all of what it is a view of.
         shards = self.named_shards(quantity).items()
         local = {name: (shard, tensor.to("cpu", copy=True)) for name, (shard, tensor) in shards}
-        everyone = self.comm.gather_objects(local)
-        return _put_together(everyone) if self.comm.rank == 0 else None
+        everyone = self.comm.collect_objects(local)
+        return None if everyone is None else _put_together(everyone)
 
     def _all_loss_tokens(self, batch: Batch) -> int:
         count = torch.tensor(batch.num_loss_tokens(), device=self.device)

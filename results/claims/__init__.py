@@ -2,16 +2,32 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from results.claims import even_cut, flow, sequence, side_cut, tensor
+from results.claims import (
+    even_cut,
+    flow,
+    inference,
+    models,
+    placement,
+    sequence,
+    shares,
+    side_cut,
+    structure,
+    tensor,
+    totals,
+)
 from results.claims.verdict import Claim, Verdict, judge
 from results.tables import Tables
 
-CLAIMS: tuple[Claim, ...] = (
-    *tensor.CLAIMS,
-    *even_cut.CLAIMS,
-    *side_cut.CLAIMS,
-    *sequence.CLAIMS,
-    *flow.CLAIMS,
+
+def _order(claim_id: str) -> tuple[int, int]:
+    """Parallelism first, then compute, then numbers."""
+    return "PCN".index(claim_id[0]), int(claim_id[1:])
+
+
+_GROUPS = (tensor, even_cut, side_cut, sequence, flow, placement, inference, shares, totals, models, structure)
+
+CLAIMS: tuple[Claim, ...] = tuple(
+    sorted((claim for group in _GROUPS for claim in group.CLAIMS), key=lambda claim: _order(claim.id))
 )
 
 

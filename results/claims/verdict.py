@@ -70,6 +70,8 @@ class Claim:
     quantity: str
     rule: str
     find: Callable[[Tables], Findings] = dataclasses.field(repr=False)
+    needs_records: bool = True
+    """Whether records decide it, or closed forms alone do."""
 
     @property
     def source(self) -> str:
