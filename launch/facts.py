@@ -48,7 +48,7 @@ def report(run: Run, counted: Counted, steps: Sequence[TimedStep], block_steps: 
         parameter_bytes=engine.parameter_bytes,
         gradient_bytes=engine.gradient_bytes,
         optimizer_bytes=engine.optimizer_bytes,
-        peak_saved_bytes=counted.peak_saved_bytes,
+        peak_saved_bytes=counted.figures.peak_saved_bytes,
         peak_allocated_bytes=counted.peak_allocated_bytes,
         valid_tokens=valid,
         padded_tokens=padded,
@@ -90,16 +90,12 @@ def plan_facts(plan: Plan) -> list[PlanFacts]:
     """The entries of the plan, each with the block that its module belongs to."""
     rows = []
     for entry in plan.entries:
-        side, *rest = entry.module.split(".")
-        is_stack = side in ("encoder", "decoder")
-        block = -1
-        if is_stack and rest[0] == "block":
-            block = int(rest[1]) + (plan.config.num_encoder_blocks if side == "decoder" else 0)
+        side = entry.module.partition(".")[0]
         rows.append(
             PlanFacts(
                 module=entry.module,
-                block=block,
-                side=side if is_stack else "none",
+                block=plan.block_number(entry.module),
+                side=side if side in ("encoder", "decoder") else "none",
                 style=entry.style,
                 detail=entry.detail,
             )

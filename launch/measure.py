@@ -12,6 +12,7 @@ All passes are steps of the same engine on the same batch. Who calls them in whi
 
 import dataclasses
 import time
+from collections import Counter
 from typing import Any
 
 import torch
@@ -20,15 +21,16 @@ from launch.case import case_of
 from launch.clock import ActionClock, BlockClock, BusyClock, numbered_blocks
 from launch.env import World
 from launch.experiment import Cell
-from launch.operators import Operators
 from launch.parity import Parity, check_parity
 from models.batch import Batch
 from parallel.comm import Comm, Groups
 from parallel.engines.native import NativeEngine, StepFacts
+from parallel.figures import RankFigures
 from parallel.ledger import Event
+from parallel.meter import Meter
+from parallel.operators import Operator
 from parallel.plans import plan
 from parallel.recorder import Recorder
-from parallel.saved import SavedBytes
 from parallel.sequence import deal
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
@@ -39,14 +41,14 @@ class Counted:
     """What one step is made of, on one rank."""
 
     step: StepFacts
+    figures: RankFigures
     events: tuple[Event, ...]
     difference: str | None
     """First place where ledger and recorder differ, None when they agree."""
-    operators: dict[tuple[str, str, str], int]
+    operators: dict[Operator, int]
     """Count of each (operator, shapes, phase)."""
     forward_flops: dict[int, int]
-    """By block of the flat list, -1 outside of the blocks."""
-    peak_saved_bytes: int
+    """By block of the flat list, `NO_BLOCK` for what is in none."""
     peak_allocated_bytes: int
     """By the device's allocator, other cells in memory left out; 0 on CPUs."""
 
@@ -124,21 +126,27 @@ class Run:
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats(self._device)
         self.comm.ledger.clear()
-        operators = Operators(self.blocks)
-        with operators, Recorder() as recorder, SavedBytes(self.engine.model) as saved:
-            step = self.engine.step(self.share, observer=operators)
+        with Recorder() as recorder, Meter(self.engine) as meter:
+            step = self.engine.step(self.share, observer=meter)
         events = tuple(self.comm.ledger)
         return Counted(
             step=step,
+            figures=meter.figures(),
             events=events,
             difference=recorder.first_difference(events),
-            operators=dict(operators.counts),
-            forward_flops=dict(operators.forward_flops),
-            peak_saved_bytes=saved.peak_bytes,
+            operators=dict(meter.operators.counts),
+            forward_flops=self._forward_flops(meter),
             peak_allocated_bytes=torch.cuda.max_memory_allocated(self._device) - self._others_bytes
             if self._on_gpu
             else 0,
         )
+
+    def _forward_flops(self, meter: Meter) -> dict[int, int]:
+        flops: Counter[int] = Counter()
+        for action in meter.actions:
+            for segment in action.segments:
+                flops[self.plan.block_number(segment.block)] += segment.flops.forward
+        return dict(flops)
 
     def time_blocks(self) -> TimedBlocks:
         """One step with a clock on every block."""

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launch.data import Batches
-from launch.env import BackendChoice, World, launched_world_size, naming_errors, world
+from launch.env import BackendChoice, World, launched_rank, launched_world_size, naming_errors, world
 from launch.experiment import Cell, Experiment, load
 from launch.failure import culprit, read_notes
 from launch.lock import locked
 from launch.progress import Place
 from launch.record import make_record, write_record
 from launch.resume import left_to_run
+from launch.sides import expect
 from launch.sweep import LAUNCH_FOLDER
 from launch.worker import Worker, measure_noting
 
@@ -40,11 +41,13 @@ def measure(
     batches = Batches(file.parent)
     batches.check(experiment)
     folder = _folder(output, experiment.name)
+    possible = [cell for cell in experiment.cells if cell.world_size == launched_world_size()]
+    expected = expect(possible, batches, launched_rank())
     with world(backend, timeout_seconds=timeout_seconds) as here, contextlib.ExitStack() as stack:
         names = _agree(experiment, batches, output, here, stack, fresh=fresh)
         cells = [cell for cell in experiment.cells if cell.name in names]
         place = Place(folder, is_writer=here.rank == 0)
-        worker = Worker(here, batches, output, place, timeout_seconds)
+        worker = Worker(here, batches, expected, output, place, timeout_seconds)
         try:
             measure_noting(worker, cells, rank=here.rank, folder=folder, place=place)
         except Exception:

@@ -77,6 +77,7 @@ def make_record(cell: Cell, *, fingerprint: str, status: Status, reason: str = "
         "communication": [],
         "edges": [],
         "operators": [],
+        "figures": [],
     }
     unknown = set(measured) - {field.name for field in dataclasses.fields(Record)}
     assert not unknown, f"no fields of a record: {unknown}"

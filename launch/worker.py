@@ -1,5 +1,6 @@
 """What does each rank of a launch do? Measure the cells of its world size, and leave a record of each.
 
+    predict and trace every cell, alone  ->  join the other ranks
     `interleave` cells:  build, prove, count each  ->  warm up  ->  blocks  ->  timed rounds  ->  records
 
 Cells of a group take turns: a round runs each of them once, so that a slow minute of the machine falls on all alike.
@@ -11,15 +12,16 @@ failed record and is not timed. A rank that raises leaves a note (`launch/failur
 """
 
 import contextlib
+import dataclasses
 import gc
 import math
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from launch.data import Batches, data_facts
-from launch.env import BackendChoice, World, naming_errors, world
+from launch.env import BackendChoice, World, launched_rank, naming_errors, world
 from launch.experiment import Cell, load
 from launch.facts import (
     Report,
@@ -36,8 +38,9 @@ from launch.measure import Counted, Parities, Run, TimedBlocks, TimedStep
 from launch.parity import Parity
 from launch.progress import Place
 from launch.record import make_record, write_record
+from launch.sides import Expected, disagreements, expect, figure_facts
 from parallel.comm import Groups
-from results.schema import ParityFacts, Record
+from results.schema import FigureFacts, ParityFacts, Record
 
 
 class Trial:
@@ -53,8 +56,17 @@ class Trial:
 class Worker:
     """One rank and the cells that it measures, together with all others."""
 
-    def __init__(self, here: World, batches: Batches, output: Path, place: Place, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        here: World,
+        batches: Batches,
+        expected: Mapping[str, Expected],
+        output: Path,
+        place: Place,
+        timeout_seconds: float,
+    ) -> None:
         self._here, self._batches, self._output, self._place = here, batches, output, place
+        self._expected = expected
         self._groups = Groups(timeout_seconds)
         self._parities = Parities(here, self._groups)
         self.coordinate = ""
@@ -108,10 +120,12 @@ class Worker:
         with self._at(cell, "counting"):
             run = Run(cell, self._batches.batch(cell), self._here, self._groups)
             counted = run.count()
-            told = run.comm.gather_objects(counted.difference)
-        difference = next((f"rank {rank}: {line}" for rank, line in enumerate(told) if line), None)
+            lines = [f"ledger and recorder differ: {counted.difference}"] if counted.difference else []
+            lines += disagreements(self._expected[cell.name], counted.figures)
+            told = run.comm.gather_objects(lines[:1])
+        difference = next((f"rank {rank}: {line}" for rank, first in enumerate(told) for line in first), None)
         if difference:
-            self._fail(cell, f"ledger and recorder differ: {difference}", facts)
+            self._fail(cell, difference, facts)
             return None
         if not math.isfinite(counted.step.loss) or not math.isfinite(counted.step.gradient_norm):
             self._fail(cell, f"loss {counted.step.loss}, gradient norm {counted.step.gradient_norm}", facts)
@@ -141,9 +155,13 @@ class Worker:
         self._place.begin(cell.name, "recording")
         mine = report(trial.run, trial.counted, trial.steps, trial.block_steps)
         reports: list[Report] = trial.run.comm.gather_objects(mine)
+        rows = figure_facts(self._here.rank, self._expected[cell.name], trial.counted.figures)
+        figures: list[list[FigureFacts]] = trial.run.comm.gather_objects(rows)
         warmup: list[list[float]] = trial.run.comm.gather_objects(trial.warmup)
         if self._here.rank == 0:
-            write_record(self._output, cell, self._record(trial, reports, warmup))
+            record = self._record(trial, reports, warmup)
+            record = dataclasses.replace(record, figures=[row for rows in figures for row in rows])
+            write_record(self._output, cell, record)
         self._place.recorded("ok")
 
     def _record(self, trial: Trial, reports: list[Report], warmup: list[list[float]]) -> Record:
@@ -199,9 +217,11 @@ def main(arguments: Sequence[str]) -> None:
     experiment = load(Path(file))
     cells = [cell for cell in experiment.cells if cell.name in names]
     choice: BackendChoice = "nccl" if backend == "nccl" else "gloo"
+    batches = Batches(Path(file).parent)
+    expected = expect(cells, batches, launched_rank())
     with world(choice, timeout_seconds=float(timeout)) as here:
         place = Place(Path(folder), is_writer=here.rank == 0)
-        worker = Worker(here, Batches(Path(file).parent), Path(output), place, float(timeout))
+        worker = Worker(here, batches, expected, Path(output), place, float(timeout))
         measure_noting(worker, cells, rank=here.rank, folder=Path(folder), place=place)
 
 

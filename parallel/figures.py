@@ -50,13 +50,15 @@ class StepShape:
             raise ValueError(f"dtype_bytes = {self.dtype_bytes}; choose 2, 4 or 8")
 
     def check(self, config: ModelConfig) -> None:
-        """Raises ValueError unless the model can read these lengths."""
+        """Raises ValueError unless a model can read sequences of these lengths."""
         for stream, is_read in (("source", config.has_encoder), ("target", config.has_decoder)):
             length: int = getattr(self, f"{stream}_length")
             if is_read and not 1 <= length <= config.max_length:
                 raise ValueError(
                     f"{stream}_length = {length}: {config.name} reads 1 to {config.max_length} {stream} positions"
                 )
+        if self.is_ragged and config.has_encoder and self.source_length < 2:
+            raise ValueError("is_ragged needs source_length >= 2: of a single position none is padding")
 
     @property
     def accumulated_bytes(self) -> int:

@@ -134,6 +134,9 @@ class Shard:
 
 WHOLE = Shard()
 
+NO_BLOCK = -1
+"""Stands for the block of what is in none."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
@@ -176,6 +179,13 @@ class Plan:
         """A stream's length padded so that its positions divide over the ranks that shard it."""
         multiple = self.layout.tp if self.layout.sp else 1
         return math.ceil(length / multiple) * multiple
+
+    def block_number(self, module: str) -> int:
+        """Index in the flat block list of the block that a module is or belongs to, `NO_BLOCK` outside of blocks."""
+        side, *rest = module.split(".")
+        if side not in ("encoder", "decoder") or rest[0] != "block":
+            return NO_BLOCK
+        return int(rest[1]) + (self.config.num_encoder_blocks if side == "decoder" else 0)
 
     def lines(self) -> list[str]:
         """The plan as text, one line a stage and an entry."""

@@ -109,6 +109,7 @@ QUANTITIES = {
     ),
     "edges": Quantities(marker="edge", row=("edge", "tensor"), exact=("count", "payload_bytes")),
     "operators": Quantities(marker="operator", row=("operator", "shapes", "phase"), exact=("count",)),
+    "figures": Quantities(marker="quantity", row=("rank", "quantity"), exact=("predicted", "traced", "measured")),
 }
 assert set(QUANTITIES) == set(RECORDED) - {"plan"}, "every table with numbers is compared"
 

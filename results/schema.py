@@ -160,6 +160,26 @@ class OperatorFacts:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class FigureFacts:
+    """One quantity of one rank and one step from all three sides; a record with a forbidden difference failed.
+
+    Quantities: parameters, parameter_bytes, gradient_bytes, forward_flops, recompute_flops, backward_flops, saved_bytes
+    (after the first forward), peak_saved_bytes, communication_events, communication_payload_bytes. Communication is
+    compared event by event before it is added up here.
+    """
+
+    rank: int
+    quantity: str
+    predicted: int
+    """In closed form."""
+    traced: int
+    """By the partitioned code run dry."""
+    measured: int
+    must_be_exact: bool
+    """Otherwise 2 % are allowed: what autograd keeps depends on the padding of each microbatch."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Provenance:
     """Where a record came from."""
 
@@ -220,6 +240,7 @@ class Record:
     communication: list[CommunicationFacts]
     edges: list[EdgeFacts]
     operators: list[OperatorFacts]
+    figures: list[FigureFacts]
     provenance: Provenance
 
     def to_dict(self) -> dict[str, Any]:
@@ -250,6 +271,7 @@ _ROWS: dict[str, type] = {
     "communication": CommunicationFacts,
     "edges": EdgeFacts,
     "operators": OperatorFacts,
+    "figures": FigureFacts,
 }
 _PARTS: dict[str, type] = {"data": DataFacts, "parity": ParityFacts, "provenance": Provenance}
 

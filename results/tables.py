@@ -5,6 +5,7 @@
     blocks.csv          one row a block of the model            edges.csv     one row an edge and tensor
     communication.csv   one row a rank, operation, axis, site, stream and phase, of one step
     plan.csv            one row a module the layout changes     operators.csv one row an operator and its shapes
+    figures.csv         one row a rank and quantity: predicted, traced and measured side by side
     predicted.csv       one row a point of the closed forms (`results/predicted.py`), which no record stands behind
     counts.csv, caches.csv, lengths.csv, structure.csv    of named models (`results/model_counts.py`), likewise
     fits.csv            one row a model, device and way to divide it (`results/smallest.py`), likewise
@@ -28,6 +29,7 @@ from results.runs import IDENTITY, Row, identity, run_row, to_text
 from results.schema import (
     BlockFacts,
     EdgeFacts,
+    FigureFacts,
     OperatorFacts,
     PlanFacts,
     RankFacts,
@@ -49,6 +51,7 @@ class Tables:
     edges: pd.DataFrame
     plan: pd.DataFrame
     operators: pd.DataFrame
+    figures: pd.DataFrame
     predicted: pd.DataFrame
     counts: pd.DataFrame
     caches: pd.DataFrame
@@ -188,4 +191,5 @@ _FACTS: dict[str, type] = {
     "edges": EdgeFacts,
     "plan": PlanFacts,
     "operators": OperatorFacts,
+    "figures": FigureFacts,
 }

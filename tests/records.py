@@ -20,6 +20,7 @@ from results.files import write_text
 from results.schema import (
     SCHEMA_VERSION,
     DataFacts,
+    FigureFacts,
     OperatorFacts,
     ParityFacts,
     PlanFacts,
@@ -97,6 +98,11 @@ def record(
         "communication": list(communication(partition, (source, target))),
         "edges": list(edges(partition, (source, target))),
         "operators": [OperatorFacts(operator="aten.mm", shapes="[32, 32] [32, 64]", phase="forward", count=4)],
+        "figures": [
+            FigureFacts(
+                rank=0, quantity="forward_flops", predicted=4096, traced=4096, measured=4096, must_be_exact=True
+            )
+        ],
         "provenance": Provenance(
             commit="0123456",
             created="2026-01-02T03:04:05Z",
@@ -135,6 +141,7 @@ def unsuccessful(status: Status, reason: str, layout: Layout, config: ModelConfi
         communication=[],
         edges=[],
         operators=[],
+        figures=[],
     )
 
 

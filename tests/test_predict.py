@@ -41,7 +41,7 @@ DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 
 # ---- predicted = traced = measured ----------------------------------------------------------------------------------
 
-LAYOUTS = (
+LAYOUTS: tuple[tuple[Layout, dict[str, Any], int], ...] = (
     (Layout(tp=4, microbatches=2), {}, 4),
     (Layout(tp=4, sp=True, recompute="full", memory_gather="per_block"), {"dropout": 0.1}, 8),
     (Layout(tp=2, pp=2, sp=True, microbatches=3), {"norm": "rmsnorm", "positions": "rope", "activation": "swiglu"}, 2),
@@ -63,6 +63,7 @@ def _shape(config: ModelConfig, layout: Layout, dtype_bytes: int) -> StepShape:
         source_length=SOURCE_LENGTH if config.has_encoder else 0,
         target_length=TARGET_LENGTH if config.has_decoder else 0,
         dtype_bytes=dtype_bytes,
+        is_ragged=config.has_encoder and layout.schedule == "gpipe",
     )
 
 
@@ -82,6 +83,9 @@ def _measure(worker: Worker, made: Plan, shape: StepShape) -> tuple[RankFigures,
         target_length=shape.target_length,
         seed=2,
     )
+    if shape.is_ragged:
+        lengths = (shape.source_length - 1,) * batch.num_sequences
+        batch = dataclasses.replace(batch, source_lengths=lengths)
     with Meter(engine) as meter:
         engine.step(deal(batch, made.layout, comm.coordinate.dp), update=False, observer=meter)
     return meter.figures(), _computing(meter.operators.counts)

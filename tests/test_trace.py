@@ -19,19 +19,20 @@ from tests.sampled_layouts import Sample, samples
 from tests.small_models import small_config
 from tests.spawn import Ranks
 
-NUM_SAMPLES = 200
+SEEDS, SAMPLES_PER_SEED = range(8), 25
 MEBIBYTE = 2**20
 
 
-def test_closed_form_equals_trace_on_random_layouts_of_random_models() -> None:
-    choose = random.Random(0)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_closed_form_equals_trace_on_random_layouts_of_random_models(seed: int) -> None:
+    choose = random.Random(seed)
     told = []
-    for sample in samples(NUM_SAMPLES, seed=0):
+    for sample in samples(SAMPLES_PER_SEED, seed=seed):
         share = choose.choice(shares(sample.plan))
         (traced,) = trace(sample.plan, sample.shape, ranks=[share])
         predicted = predict_rank(share, sample.shape, sample.plan.table[share.coordinate.pp])
         told += [f"{line}\n    {sample}" for line in differences(predicted.figures, traced.figures)]
-    assert not told, "\n".join(told[:20])
+    assert not told, "\n".join(told[:10])
 
 
 WHOLE = {
@@ -100,7 +101,8 @@ def test_published_models_on_1024_ranks_are_traced_without_their_memory(
     predicted = [predict_rank(rank, shape, made.table[rank.coordinate.pp]) for rank in ranks]
     for expected, found in zip(predicted, traced, strict=True):
         assert differences(expected.figures, found.figures) == []
-    assert grown < 1024 * MEBIBYTE < traced[0].figures.parameter_bytes
+    held = traced[0].figures.parameter_bytes + traced[0].figures.peak_saved_bytes
+    assert grown < 512 * MEBIBYTE < held // 4
 
 
 def test_stages_of_one_kind_differ_in_names_and_in_microbatches_in_flight_only() -> None:
