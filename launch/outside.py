@@ -20,7 +20,7 @@ from launch.record import make_record, write_record
 from launch.resume import left_to_run
 from launch.sides import expect
 from launch.sweep import LAUNCH_FOLDER
-from launch.worker import Worker, measure_noting
+from launch.worker import Worker, noting
 
 
 @naming_errors
@@ -49,7 +49,8 @@ def measure(
         place = Place(folder, is_writer=here.rank == 0)
         worker = Worker(here, batches, expected, output, place, timeout_seconds)
         try:
-            measure_noting(worker, cells, rank=here.rank, folder=folder, place=place)
+            with noting(place, rank=here.rank, folder=folder):
+                worker.measure(cells)
         except Exception:
             _record_culprit(cells, batches, output, here)
             raise

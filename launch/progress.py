@@ -1,6 +1,6 @@
 """Where is a launch? Rank 0 writes a line for each thing that begins or ends; whoever started the launch reads them.
 
-    <cell> TAB <phase> TAB begin | end        parity, counting, warm-up, blocks, timing, recording
+    <cell> TAB <phase> TAB begin | end        tracing, parity, counting, warm-up, blocks, timing, recording
     <cell> TAB ok | failed TAB recorded
 
 Every rank keeps its own place, so that an error can say where it happened. Left out: how it is shown.
@@ -18,8 +18,8 @@ Event = Literal["begin", "end", "recorded"]
 
 
 def num_steps(settings: Settings) -> int:
-    """Things done of one cell that goes well: parity, counting, every step, and the record."""
-    return 3 + settings.warmup + 2 * settings.repeats
+    """Things done of one cell that goes well: tracing, parity, counting, every step, and the record."""
+    return 4 + settings.warmup + 2 * settings.repeats
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,15 +40,16 @@ class Place:
 
     Attributes:
         cell, phase: what is under way; empty before the first cell.
+        coordinate: of this rank in the cell's layout.
     """
 
     def __init__(self, folder: Path, *, is_writer: bool) -> None:
-        self.cell = self.phase = ""
+        self.cell = self.phase = self.coordinate = ""
         self._path = folder / FILE_NAME if is_writer else None
 
-    def begin(self, cell: str, phase: str) -> None:
+    def begin(self, cell: str, phase: str, coordinate: str) -> None:
         """This rank begins a phase of a cell."""
-        self.cell, self.phase = cell, phase
+        self.cell, self.phase, self.coordinate = cell, phase, coordinate
         self._write(Line(cell=cell, phase=phase, event="begin"))
 
     def end(self) -> None:

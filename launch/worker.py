@@ -69,7 +69,6 @@ class Worker:
         self._expected = expected
         self._groups = Groups(timeout_seconds)
         self._parities = Parities(here, self._groups)
-        self.coordinate = ""
         self.num_failed = 0
 
     def measure(self, cells: Sequence[Cell]) -> None:
@@ -87,7 +86,7 @@ class Worker:
         for phase, rounds in (("warm-up", settings.warmup), ("blocks", settings.repeats), ("timing", settings.repeats)):
             for _ in range(rounds):
                 for trial in trials:
-                    with self._at(trial.run.cell, phase, trial.run):
+                    with self._at(trial.run.cell, phase):
                         self._step(trial, phase)
         gc.enable()
         for trial in trials:
@@ -103,9 +102,8 @@ class Worker:
             trial.warmup.append(trial.run.time_step().wall)
 
     @contextlib.contextmanager
-    def _at(self, cell: Cell, phase: str, run: Run | None = None) -> Iterator[None]:
-        self.coordinate = str(run.comm.coordinate if run else cell.layout.mesh.coordinate(self._here.rank))
-        self._place.begin(cell.name, phase)
+    def _at(self, cell: Cell, phase: str) -> Iterator[None]:
+        self._place.begin(cell.name, phase, _coordinate(cell, self._here.rank))
         yield
         self._place.end()
 
@@ -151,8 +149,7 @@ class Worker:
     def _end(self, trial: Trial) -> None:
         """Puts the reports of all ranks together and records the cell."""
         cell = trial.run.cell
-        self.coordinate = str(trial.run.comm.coordinate)
-        self._place.begin(cell.name, "recording")
+        self._place.begin(cell.name, "recording", _coordinate(cell, self._here.rank))
         mine = report(trial.run, trial.counted, trial.steps, trial.block_steps)
         reports: list[Report] = trial.run.comm.gather_objects(mine)
         rows = figure_facts(self._here.rank, self._expected[cell.name], trial.counted.figures)
@@ -200,14 +197,30 @@ def _finite(proof: Parity, facts: ParityFacts) -> ParityFacts | None:
     return facts if math.isfinite(proof.worst_error) else None
 
 
-def measure_noting(worker: Worker, cells: Sequence[Cell], *, rank: int, folder: Path, place: Place) -> None:
-    """Measures, and leaves a note when this rank raises; the error goes on."""
+def _coordinate(cell: Cell, rank: int) -> str:
+    return str(cell.layout.mesh.coordinate(rank))
+
+
+@contextlib.contextmanager
+def noting(place: Place, *, rank: int, folder: Path) -> Iterator[None]:
+    """Leaves a note when this rank raises; the error goes on."""
     try:
-        worker.measure(cells)
+        yield
     except BaseException as error:
         traceback.print_exc()
-        leave_note(folder, note_of(error, rank=rank, coordinate=worker.coordinate, cell=place.cell, phase=place.phase))
+        note = note_of(error, rank=rank, coordinate=place.coordinate, cell=place.cell, phase=place.phase)
+        leave_note(folder, note)
         raise
+
+
+def expect_all(cells: Sequence[Cell], batches: Batches, *, rank: int, place: Place) -> dict[str, Expected]:
+    """What this rank must measure of each cell, by its name; before the process joins a process group."""
+    expected: dict[str, Expected] = {}
+    for cell in cells:
+        place.begin(cell.name, "tracing", _coordinate(cell, rank))
+        expected |= expect([cell], batches, rank)
+        place.end()
+    return expected
 
 
 @naming_errors
@@ -218,11 +231,12 @@ def main(arguments: Sequence[str]) -> None:
     cells = [cell for cell in experiment.cells if cell.name in names]
     choice: BackendChoice = "nccl" if backend == "nccl" else "gloo"
     batches = Batches(Path(file).parent)
-    expected = expect(cells, batches, launched_rank())
-    with world(choice, timeout_seconds=float(timeout)) as here:
-        place = Place(Path(folder), is_writer=here.rank == 0)
-        worker = Worker(here, batches, expected, Path(output), place, float(timeout))
-        measure_noting(worker, cells, rank=here.rank, folder=Path(folder), place=place)
+    rank = launched_rank()
+    place = Place(Path(folder), is_writer=rank == 0)
+    with noting(place, rank=rank, folder=Path(folder)):
+        expected = expect_all(cells, batches, rank=rank, place=place)
+        with world(choice, timeout_seconds=float(timeout)) as here:
+            Worker(here, batches, expected, Path(output), place, float(timeout)).measure(cells)
 
 
 if __name__ == "__main__":

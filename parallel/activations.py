@@ -122,6 +122,8 @@ def _stage(tape: _Tape, micro: Microbatch) -> None:
             tape.keep("embedding", keeps.embedding_bytes(micro, side))
             tape.keep("norms", keeps.norm_bytes(micro, side) * config.embedding_norm)
             tape.keep("embedding", keeps.dropout_bytes(micro, side))
+            if side == "encoder" and _is_embedded_kept(micro):
+                tape.keep("embedding", keeps.whole_features_bytes(micro))
         tape.keep("relative_bias", keeps.relative_bias_bytes(micro, side))
         _block(tape, micro, side, is_first=True)
         another = _Tape()
@@ -149,9 +151,21 @@ def _block(tape: _Tape, micro: Microbatch, side: Side, *, is_first: bool) -> Non
             tape.keep("memory", micro.memory_bytes)
     again = _Tape()
     _sublayers(again, micro, side, is_first=False)
-    # The first sublayer keeps the block's input once more: its norm does, or the projection where the norm comes later.
-    is_input_kept = micro.config.norm_position == "post" or keeps.norm_keeps_input(micro)
-    tape.recompute(again.now + _rope_bytes(micro, side) - micro.hidden_bytes(side) * is_input_kept)
+    # The input is there already.
+    tape.recompute(again.now + _rope_bytes(micro, side) - micro.hidden_bytes(side) * _is_input_kept(micro))
+
+
+def _is_input_kept(micro: Microbatch) -> bool:
+    """Whether a sublayer keeps its very input: its norm does, or the projection where the norm comes later."""
+    return micro.config.norm_position == "post" or keeps.norm_keeps_input(micro)
+
+
+def _is_embedded_kept(micro: Microbatch) -> bool:
+    """Whether what an embedding gives is kept as it is by what comes first: norm, dropout or block."""
+    config = micro.config
+    if config.embedding_norm:
+        return keeps.norm_keeps_input(micro)
+    return config.dropout == 0.0 and (micro.share.layout.recompute == "full" or _is_input_kept(micro))
 
 
 def _sublayers(tape: _Tape, micro: Microbatch, side: Side, *, is_first: bool) -> None:

@@ -126,6 +126,19 @@ def embedding_bytes(micro: Microbatch, side: Side) -> int:
     return kept
 
 
+def whole_features_bytes(micro: Microbatch) -> int:
+    """What a shard of projected features keeps beyond itself: under sp it is a view of the whole, S b D e.
+
+    Whoever keeps it keeps the whole, unless something was added to it before: positions, or token types.
+    """
+    config = micro.config
+    is_view = config.feature_width > 0 and micro.share.layout.sp and config.num_token_types == 0
+    if not is_view or config.positions in ("learned", "sinusoidal"):
+        return 0
+    positions = micro.positions("encoder") - micro.sharded_positions("encoder")
+    return positions * config.width * micro.element_bytes
+
+
 def relative_bias_bytes(micro: Microbatch, side: Side) -> int:
     """Kept where a stack's table becomes the bias of its scores: buckets, and flags of what is masked."""
     if micro.config.positions != "relative":

@@ -19,7 +19,7 @@ MAX_LINES = 320
 
 ENVIRONMENT_READERS = ("launch/env.py",)
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
-COMMUNICATORS = ("parallel/comm.py", "parallel/recorder.py", "launch/env.py", "parallel/engines/")
+COMMUNICATORS = ("parallel/comm.py", "parallel/dry.py", "parallel/recorder.py", "launch/env.py", "parallel/engines/")
 DRAWER_NAMES = {"common", "helper", "helpers", "misc", "util", "utils"}
 
 

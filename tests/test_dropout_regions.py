@@ -187,11 +187,7 @@ def test_recomputation_under_tensor_parallelism_gives_the_same_loss(layout: Layo
     config = dropping("encoder_decoder")
     plain = two_ranks.run(together, config, layout.replace(microbatches=2))
     assert plain[0] == plain[1]
-    for changes in (
-        {"recompute": "full"},
-        {"recompute": "selective"},
-        {"recompute": "full", "memory_gather": "per_block"},
-    ):
+    for changes in ({"recompute": "selective"}, {"recompute": "full", "memory_gather": "per_block"}):
         again = two_ranks.run(together, config, layout.replace(microbatches=2, **changes))
         for one, other in zip(plain, again, strict=True):
             assert other == pytest.approx(one, rel=EXACT_RTOL)

@@ -1,69 +1,32 @@
-"""Does each sharded module compute what the whole one does, forward and backward?
+"""Does each sharded linear map compute what the whole one does, forward and backward?
 
 Every rank holds its shard, computes, and compares with the whole module in float64 on its own.
 """
 
-import copy
 from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from models.batch import IGNORED
-from models.config import Architecture
-from models.head import CrossEntropy, Head
 from models.layers import FusedLinear
 from parallel.collectives import enter, leave, slice_sequence
-from parallel.comm import Comm, Groups, Site
-from parallel.engines.native import NativeEngine, OptimizerName
-from parallel.layouts import Layout
-from parallel.parallelize import parallelize, take
 from parallel.plan import Entering, Entry, Leaving, Part
-from parallel.plans import plan
 from parallel.tensor import ColumnLinear, MemoryEntry, RowLinear
-from parallel.vocabulary import VocabularyCrossEntropy, VocabularyEmbedding, VocabularyHead
 from tests.rank import Worker
-from tests.small_models import ARCHITECTURES, small_batch, small_config, small_model
+from tests.shard_checks import (
+    LENGTH,
+    SEQUENCES,
+    SITE,
+    WIDTH,
+    close,
+    random,
+    shard,
+    shard_of,
+    tensor_parallel,
+)
 from tests.spawn import Ranks
-from tests.tolerances import EXACT_RTOL
-
-CPU = torch.device("cpu")
-LENGTH, SEQUENCES, WIDTH = 8, 3, 6
-SITE = Site(name="here")
-
-
-def close(found: Tensor | None, expected: Tensor | None) -> None:
-    """Equal but for the order of sums."""
-    assert found is not None
-    assert expected is not None
-    torch.testing.assert_close(found, expected, rtol=EXACT_RTOL, atol=1e-12)
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    """The same on every rank."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def tensor_parallel(worker: Worker) -> Comm:
-    planned = plan(small_config("decoder_only"), Layout(tp=worker.world_size))
-    return Comm.create(plan=planned, rank=worker.rank, groups=worker.groups, device=CPU)
-
-
-def alone() -> Comm:
-    planned = plan(small_config("decoder_only"), Layout())
-    return Comm.create(plan=planned, rank=0, groups=Groups(timeout_seconds=1.0), device=CPU)
-
-
-def shard(entry: Entry, name: str, whole: Tensor, comm: Comm) -> nn.Parameter:
-    return nn.Parameter(take(whole, entry.shard(name, comm.size("tp"), comm.position("tp"))).clone())
-
-
-def shard_of(whole: Tensor | None, entry: Entry, name: str, comm: Comm) -> Tensor:
-    assert whole is not None
-    return take(whole, entry.shard(name, comm.size("tp"), comm.position("tp")))
-
 
 # ---- collectives with a gradient ----------------------------------------------------------------------------------
 
@@ -256,184 +219,3 @@ def memory_entry(worker: Worker, entering: Entering) -> None:
 @pytest.mark.parametrize("entering", ["copy", "gather"])
 def test_the_memory_gradient_of_all_readers_is_reduced_once(entering: Entering, two_ranks: Ranks) -> None:
     two_ranks.run(memory_entry, entering)
-
-
-# ---- the vocabulary -----------------------------------------------------------------------------------------------
-
-
-def vocabulary_embedding(worker: Worker, leaving: Leaving, rows: int) -> None:
-    comm = tensor_parallel(worker)
-    entry = Entry(module="token", style="vocabulary_embedding", leaving=leaving, parts=(Part(count=rows, width=1),))
-    weight = random(rows, WIDTH, seed=1).requires_grad_()
-    # Every row at least once, some twice.
-    ids = (torch.arange(LENGTH * SEQUENCES) * 7 % rows).reshape(LENGTH, SEQUENCES)
-    module = VocabularyEmbedding(weight=shard(entry, "weight", weight.detach(), comm), entry=entry, comm=comm)
-    out, out_whole = module(ids), F.embedding(ids, weight)
-    factor = random(*out_whole.shape, seed=2)
-    close(out, out_whole if leaving == "reduce" else slice_sequence(out_whole, comm))
-    (out * (factor if leaving == "reduce" else slice_sequence(factor, comm))).sum().backward()
-    (out_whole * factor).sum().backward()
-    close(module.weight.grad, shard_of(weight.grad, entry, "weight", comm))
-
-
-@pytest.mark.parametrize("leaving", ["reduce", "scatter"])
-@pytest.mark.parametrize("rows", [11, 12, 4])
-def test_an_embedding_dealt_out_by_rows_is_the_whole_one(leaving: Leaving, rows: int, four_ranks: Ranks) -> None:
-    four_ranks.run(vocabulary_embedding, leaving, rows)
-
-
-def vocabulary_head(worker: Worker, entering: Entering) -> None:
-    comm = tensor_parallel(worker)
-    config = small_config("decoder_only", head_bias=True, head_scale=True, head_transform=True, vocabulary=11)
-    entry = Entry(module="head", style="vocabulary_head", entering=entering, parts=(Part(count=11, width=1),))
-    whole = Head(config).double()
-    with torch.no_grad():
-        for index, parameter in enumerate(whole.parameters()):
-            parameter.copy_(random(*parameter.shape, seed=index))
-    local = copy.deepcopy(whole)
-    local.weight, local.bias = (shard(entry, name, getattr(whole, name).detach(), comm) for name in ("weight", "bias"))
-    module = VocabularyHead(head=local, entry=entry, comm=comm)
-    hidden_whole = random(LENGTH, SEQUENCES, config.width, seed=20).requires_grad_()
-    hidden = hidden_whole if entering == "copy" else slice_sequence(hidden_whole, comm)
-    hidden = hidden.detach().clone().requires_grad_()
-    logits, logits_whole = module(hidden), whole(hidden_whole)
-    start, stop = entry.parts[0].share(comm.size("tp"), comm.position("tp"))
-    close(logits, logits_whole[..., start:stop])
-    factor = random(*logits_whole.shape, seed=21)
-    (logits * factor[..., start:stop]).sum().backward()
-    (logits_whole * factor).sum().backward()
-    assert hidden_whole.grad is not None
-    close(hidden.grad, hidden_whole.grad if entering == "copy" else slice_sequence(hidden_whole.grad, comm))
-    for name, parameter in module.named_parameters():
-        expected = whole.get_parameter(name).grad
-        assert parameter.grad is not None
-        if name in ("weight", "bias"):
-            expected = shard_of(expected, entry, name, comm)
-        elif entering == "gather":
-            comm.all_reduce(parameter.grad, "tp", site=SITE, phase="step").wait()
-        close(parameter.grad, expected)
-
-
-@pytest.mark.parametrize("entering", ["copy", "gather"])
-def test_a_head_dealt_out_by_rows_is_the_whole_one(entering: Entering, two_ranks: Ranks) -> None:
-    two_ranks.run(vocabulary_head, entering)
-
-
-def cross_entropy(worker: Worker, rows: int, scale: float, ignored: str) -> None:
-    comm = tensor_parallel(worker)
-    entry = Entry(module="loss", style="vocabulary_loss", parts=(Part(count=rows, width=1),))
-    labels = (torch.arange(LENGTH * SEQUENCES) * 5 % rows).reshape(SEQUENCES, LENGTH)
-    if ignored == "some":
-        labels[1, 2:] = IGNORED
-        labels[0, 0] = IGNORED
-    elif ignored == "all":
-        labels[:] = IGNORED
-    logits_whole = (random(LENGTH, SEQUENCES, rows, seed=1) * scale).requires_grad_()
-    start, stop = entry.parts[0].share(comm.size("tp"), comm.position("tp"))
-    logits = logits_whole[..., start:stop].detach().clone().requires_grad_()
-    before = logits.detach().clone()
-    loss = VocabularyCrossEntropy(entry=entry, comm=comm)(logits, labels)
-    loss_whole = F.cross_entropy(
-        logits_whole.flatten(0, 1), labels.t().flatten(), ignore_index=IGNORED, reduction="sum"
-    )
-    close(loss, loss_whole)
-    assert torch.equal(logits, before)
-    (loss * 0.37).backward()
-    (loss_whole * 0.37).backward()
-    assert logits_whole.grad is not None
-    close(logits.grad, logits_whole.grad[..., start:stop])
-    if ignored == "all":
-        assert loss.item() == 0.0
-        assert logits.grad is not None
-        assert not logits.grad.any()
-
-
-@pytest.mark.parametrize("rows", [11, 12, 4])
-@pytest.mark.parametrize("ignored", ["none", "some", "all"])
-def test_cross_entropy_over_ranks_is_that_of_all_logits(rows: int, ignored: str, four_ranks: Ranks) -> None:
-    four_ranks.run(cross_entropy, rows, 3.0, ignored)
-
-
-def test_cross_entropy_over_ranks_is_stable_for_large_logits(two_ranks: Ranks) -> None:
-    two_ranks.run(cross_entropy, 11, 1e4, "some")
-
-
-def half_cross_entropy(worker: Worker) -> tuple[float, float]:
-    """Worst error of the gradient of bfloat16 logits, and the error of its sum, both relative to float64."""
-    comm = tensor_parallel(worker)
-    rows, tokens = 64, 1019.0
-    entry = Entry(module="loss", style="vocabulary_loss", parts=(Part(count=rows, width=1),))
-    whole = random(LENGTH, SEQUENCES, rows, seed=1).bfloat16()
-    labels = (torch.arange(LENGTH * SEQUENCES) * 5 % rows).reshape(SEQUENCES, LENGTH)
-    start, stop = entry.parts[0].share(comm.size("tp"), comm.position("tp"))
-    logits = whole[..., start:stop].clone().requires_grad_()
-    loss = VocabularyCrossEntropy(entry=entry, comm=comm)(logits, labels)
-    assert loss.dtype == torch.float32
-    (loss / tokens).backward()
-    exact = whole.double().requires_grad_()
-    (CrossEntropy()(exact, labels) / tokens).backward()
-    assert exact.grad is not None
-    assert logits.grad is not None
-    assert logits.grad.dtype == torch.bfloat16
-    expected, found = exact.grad[..., start:stop], logits.grad.double()
-    bias = (found * expected).sum() / expected.square().sum() - 1
-    return ((found - expected).abs().max() / expected.abs().max()).item(), bias.abs().item()
-
-
-def test_cross_entropy_of_bfloat16_logits_is_computed_in_float32(two_ranks: Ranks) -> None:
-    for worst, bias in two_ranks.run(half_cross_entropy):
-        assert worst < 2**-8
-        assert bias < 2**-10
-
-
-# ---- degree 1 -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_degree_one_swaps_no_module(architecture: Architecture) -> None:
-    config = small_config(architecture, dropout=0.1)
-    with torch.device("meta"):
-        plain = small_model(config)
-    kinds = [type(module) for module in plain.modules()]
-    parallelized = parallelize(plain, plan(config, Layout()), alone())
-    assert [type(module) for module in parallelized.modules()] == kinds
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_degree_one_equals_plain_pytorch_bit_for_bit(
-    architecture: Architecture, dtype: torch.dtype, optimizer: OptimizerName
-) -> None:
-    config = small_config(architecture, tying="head", dropout=0.1, attention_dropout=0.1, ffn_dropout=0.1)
-    batch = small_batch(config)
-    engine = NativeEngine(
-        plan=plan(config, Layout()),
-        comm=alone(),
-        seed=3,
-        dtype=dtype,
-        device=CPU,
-        optimizer=optimizer,
-        learning_rate=0.05,
-    )
-    plain = small_model(config, seed=3, dtype=dtype).train()
-    plain.mask_key.seed = 3
-    parameters = list(plain.parameters())
-    updates: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=0.05)
-    if optimizer == "adamw":
-        updates = torch.optim.AdamW(parameters, lr=0.05, fused=True)
-    for _ in range(2):
-        facts = engine.step(batch)
-        updates.zero_grad()
-        assert plain.loss is not None
-        loss = plain.loss(plain(batch, {})["logits"], batch.labels) / batch.num_loss_tokens()
-        loss.backward()
-        assert facts.loss == loss.item()
-        assert set(engine.gradients.views) == {name for name, _ in plain.named_parameters()}
-        for name, parameter in plain.named_parameters():
-            assert parameter.grad is not None
-            assert torch.equal(engine.gradients.views[name], parameter.grad), name
-        updates.step()
-        plain.mask_key.step += 1
-        for name, parameter in engine.model.named_parameters():
-            assert torch.equal(parameter, plain.get_parameter(name)), name

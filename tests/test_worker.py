@@ -18,7 +18,7 @@ from launch.measure import Parities, Run
 from launch.parity import Parity, Worst
 from launch.progress import Place, num_steps, read_lines
 from launch.record import is_measured, make_record, read_record, record_path, write_record
-from launch.worker import Worker
+from launch.worker import Worker, expect_all
 from models.batch import synthetic_batch
 from models.costs import block_costs, forward_flops, parameter_counts
 from parallel.comm import Groups
@@ -47,6 +47,13 @@ def cells(**settings: Any) -> tuple[Cell, ...]:
     return resolve({**table, **settings}).cells
 
 
+def worker(here: World, chosen: tuple[Cell, ...], folder: Path) -> Worker:
+    """The one rank, which writes records and progress into a folder."""
+    batches, place = Batches(folder), Place(folder, is_writer=True)
+    expected = expect_all(chosen, batches, rank=here.rank, place=place)
+    return Worker(here, batches, expected, folder, place, 60.0)
+
+
 @pytest.fixture(scope="module")
 def here() -> Iterator[World]:
     with world("gloo") as alone:
@@ -58,7 +65,7 @@ def measured(here: World, tmp_path: Path) -> Callable[[tuple[Cell, ...]], list[R
     """Measures cells and reads their records back."""
 
     def run(chosen: tuple[Cell, ...]) -> list[Record]:
-        Worker(here, Batches(tmp_path), tmp_path, Place(tmp_path, is_writer=True), 60.0).measure(chosen)
+        worker(here, chosen, tmp_path).measure(chosen)
         records = [read_record(tmp_path, cell) for cell in chosen]
         assert None not in records
         return [record for record in records if record is not None]
@@ -118,7 +125,7 @@ def test_flops_of_a_forward_do_not_depend_on_how_it_is_executed(
 
 def test_cells_take_turns_and_the_lines_of_progress_are_as_many_as_promised(here: World, tmp_path: Path) -> None:
     chosen = cells()
-    Worker(here, Batches(tmp_path), tmp_path, Place(tmp_path, is_writer=True), 60.0).measure(chosen)
+    worker(here, chosen, tmp_path).measure(chosen)
     lines, _ = read_lines(tmp_path)
     done = [line for line in lines if line.event != "begin"]
     assert len(done) == len(chosen) * num_steps(chosen[0].settings)
@@ -128,11 +135,11 @@ def test_cells_take_turns_and_the_lines_of_progress_are_as_many_as_promised(here
 
 def test_cells_that_are_not_interleaved_are_recorded_one_by_one(here: World, tmp_path: Path) -> None:
     chosen = cells(interleave=1)
-    Worker(here, Batches(tmp_path), tmp_path, Place(tmp_path, is_writer=True), 60.0).measure(chosen)
+    worker(here, chosen, tmp_path).measure(chosen)
     lines, _ = read_lines(tmp_path)
     events = [(line.cell, line.event) for line in lines]
     first, second = (cell.name for cell in chosen)
-    assert events.index((first, "recorded")) < events.index((second, "begin"))
+    assert events.index((first, "recorded")) < events.index((second, "begin"), events.index((second, "end")))
 
 
 def test_a_cell_that_is_not_equal_to_one_process_is_not_timed(
@@ -189,7 +196,7 @@ def test_a_ledger_that_differs_from_the_recorder_fails_the_cell(
     monkeypatch.setattr(Run, "count", counting)
     (record,) = measured(cells()[:1])
     assert record.status == "failed"
-    assert record.reason == "ledger and recorder differ: rank 0: event 3 is missing"
+    assert record.reason == "rank 0: ledger and recorder differ: event 3 is missing"
     assert not record.ledger_matches_recorder
 
 
