@@ -36,9 +36,9 @@ def test_closed_form_equals_trace_on_random_layouts_of_random_models(seed: int) 
 
 
 WHOLE = {
-    "five decoder blocks, rope, microbatches of 2 2 1": (
+    "five decoder blocks, rope, microbatches of 2 2 1 in flight": (
         {"architecture": "decoder_only", "num_decoder_blocks": 5, "positions": "rope"},
-        Layout(microbatches=3),
+        Layout(microbatches=3, schedule="gpipe"),
         5,
     ),
     "both sides on one stage, all recomputed": (
@@ -86,7 +86,7 @@ def test_composing_equal_blocks_microbatches_and_stages_changes_nothing(name: st
 @pytest.mark.parametrize(
     ("name", "shape", "stages"),
     [
-        ("llama-2-70b", StepShape(num_sequences=32, target_length=4096, dtype_bytes=2), (0, 8, 15)),
+        ("llama-2-70b", StepShape(num_sequences=32, target_length=4096, dtype_bytes=2), (0, 7, 8, 15)),
         ("t5-11b", StepShape(num_sequences=64, source_length=512, target_length=128, dtype_bytes=2), (7, 8)),
     ],
 )
