@@ -42,6 +42,7 @@ def test_closed_forms_decide_what_needs_no_record(told: Tables) -> None:
     assert {name: outcome(name, told) for name in CLOSED} == {
         "P8": "conditional",
         "C1": "supported",
+        "C2": "supported",
         "C3": "supported",
         "C4": "supported",
         "C9": "conditional",
@@ -143,7 +144,9 @@ def test_the_published_total_tells_whether_a_head_is_tied(told: Tables) -> None:
 def test_shapes_and_steps_are_those_of_the_built_model(told: Tables) -> None:
     assert outcome("N8", facts(told, "speech", decoder__cross_attention__read="16 50 50")) == "conditional"
     assert outcome("N9", facts(told, "transformer-base", decoder__steps="self_attention add norm")) == "conditional"
+    assert outcome("C2", facts(told, "speech", decoder__cross_attention__read_causal="True")) == "conditional"
     structure = told.structure.assign(value="other")
+    assert outcome("C2", told.replace(structure=structure)) == "contradicted"
     assert outcome("N8", told.replace(structure=structure)) == "contradicted"
     assert outcome("N9", told.replace(structure=structure)) == "contradicted"
 

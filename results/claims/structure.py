@@ -1,4 +1,4 @@
-"""Do built models have the shapes and steps that the articles draw? Claims N8 and N9.
+"""Do built models have the shapes and steps that the articles draw? Claims C2, N8 and N9.
 
 Read off models that were built (`results/structure.csv`, which `python -m launch.structure` writes). A mask has the
 shape of what it is laid over: every query of every sequence against every key.
@@ -21,8 +21,22 @@ SPEECH = {
 }
 """Of 16 sequences of 100 frames and 50 labels."""
 
+CROSS = {
+    "speech": {"decoder.cross_attention.read": "16 50 100", "decoder.cross_attention.read_causal": "False"},
+    "transformer-base": {"decoder.cross_attention.read": "2 5 7", "decoder.cross_attention.read_causal": "False"},
+}
+"""Queries of the target against keys of the source: 50 over 100, and 5 over 7."""
+
 SIZES = {"blocks": "6", "width": "512", "heads": "8", "ffn_width": "2048"}
 NUM_STEPS = {"encoder": "6", "decoder": "9"}
+
+
+def find_cross_scores(tables: Tables) -> Findings:
+    """C2. What cross-attention's scores are laid over, and whether a causal mask covers them."""
+    parts = [_findings(tables, name, told) for name, told in CROSS.items()]
+    evidence = tuple(row for part in parts for row in part.evidence)
+    missing = tuple(line for part in parts for line in part.missing)
+    return Findings(evidence=evidence, missing=missing, condition=met(evidence))
 
 
 def find_speech(tables: Tables) -> Findings:
@@ -57,6 +71,16 @@ def _findings(tables: Tables, name: str, told: Mapping[str, str]) -> Findings:
 _RULE = "supported if every fact read off the built model is the article's, contradicted if none is"
 
 CLAIMS = (
+    Claim(
+        id="C2",
+        article="A",
+        section="§4.3",
+        statement="The scores of cross-attention are Nt x Ns, which is not square, and have no causal mask.",
+        quantity="shape of queries against keys in the cross-attention of built models, and whether it is causal",
+        rule=_RULE,
+        find=find_cross_scores,
+        needs_records=False,
+    ),
     Claim(
         id="N8",
         article="A",
