@@ -114,7 +114,7 @@ class Line:
     """Twins on one layout: the run of an encoder-decoder and those of its twins, by architecture."""
 
     label: str
-    """The encoder-decoder's layout, and in what the twins are matched where there are several matches."""
+    """The encoder-decoder's layout, and the match and the text where there are several."""
     match: str
     runs: dict[str, "pd.Series[Any]"]
 
@@ -127,11 +127,21 @@ def families(runs: pd.DataFrame) -> dict[str, list[Line]]:
     """Twins side by side, by family; a family is named `twins` and, if its runs come from several, by machine."""
     lines: dict[tuple[Any, ...], Line] = {}
     told = {architecture: pairs(runs, architecture) for architecture in ("decoder_only", "encoder_only")}
-    matches = {pair.match for found_pairs in told.values() for pair in found_pairs}
+    all_pairs = [pair for found_pairs in told.values() for pair in found_pairs]
+    matches = {pair.match for pair in all_pairs}
+    texts = {pair.encoder_decoder["data_source"] for pair in all_pairs}
     for architecture, found_pairs in told.items():
         for pair in found_pairs:
             own = pair.encoder_decoder
-            label = str(own["layout_label"]) if len(matches) == 1 else f"{own['layout_label']}, {pair.match}"
+            label = ", ".join(
+                str(word)
+                for word, is_told in (
+                    (own["layout_label"], True),
+                    (pair.match, len(matches) > 1),
+                    (own["data_source"], len(texts) > 1),
+                )
+                if is_told
+            )
             key = (*own[list(KEY)], pair.match)
             line = lines.setdefault(key, Line(label=label, match=pair.match, runs={"encoder_decoder": own}))
             line.runs[architecture] = pair.one_stack

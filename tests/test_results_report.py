@@ -151,6 +151,7 @@ def test_report_tells_where_it_is_and_every_verdict(folder: Path, tmp_path: Path
         "P7   conditional",
         "P8   conditional",
         "C1   supported",
+        "C2   supported",
         "C3   supported",
         "C4   supported",
         "C9   conditional",
