@@ -139,6 +139,15 @@ def _drop_blocks(model: nn.Module) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Microbatch:
+    """What a microbatch takes on one rank."""
+
+    flops: PhaseFlops
+    saved: Saved
+    events: tuple[Event, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Run:
     """A rank of which a part was run."""
 
@@ -148,24 +157,22 @@ class _Run:
     def trace(self, share: Share, shape: StepShape, row: Sequence[Action]) -> RankTrace:
         """What was run, put together to the whole of a rank whose stage is of the same kind."""
         num_microbatches = len(microbatch_sizes(shape.num_sequences, share.layout.microbatches))
-        run = self._by_microbatch()
-        saved = [held for _, held, _ in run]
-        all_saved = [saved[0]] * (num_microbatches - 1) + [saved[-1]]
-        flops = run[0][0].times(num_microbatches - 1) + run[-1][0]
+        run = self._microbatches()
+        first, last, num_first = run[0], run[-1], num_microbatches - 1
         figures = dataclasses.replace(
             self.meter.figures(),
             coordinate=share.coordinate,
-            events=_added((run[0][2], num_microbatches - 1), (run[-1][2], 1), (self._step_events(), 1)),
-            flops=flops,
-            saved_bytes=saved[0].total,
-            peak_saved_bytes=peak_over(row, all_saved),
+            events=_added((first.events, num_first), (last.events, 1), (self._step_events(), 1)),
+            flops=first.flops.times(num_first) + last.flops,
+            saved_bytes=first.saved.total,
+            peak_saved_bytes=peak_over(row, [first.saved] * num_first + [last.saved]),
         )
         if share.stage.index != self.share.stage.index:
             figures = dataclasses.replace(figures, events=_renamed(figures.events, self.share, share))
         return RankTrace(figures=figures, num_ranks=share.num_ranks, operators=_distinct(self.meter))
 
-    def _by_microbatch(self) -> list[tuple[PhaseFlops, Saved, tuple[Event, ...]]]:
-        """FLOPs, kept bytes and events of each microbatch that was run, all blocks put together."""
+    def _microbatches(self) -> list[_Microbatch]:
+        """Each microbatch that was run, all blocks put together."""
         forwards = [figures for figures in self.meter.actions if figures.action.kind == "forward"]
         backwards = [figures for figures in self.meter.actions if figures.action.kind == "backward"]
         # The first backward leaves what the other microbatch keeps too.
@@ -175,12 +182,14 @@ class _Run:
         edges = self._edge_events()
         told = []
         for forward, backward in zip(forwards, backwards, strict=True):
-            stretches = [*self._whole(forward), *self._whole(backward)]
-            is_first = forward is forwards[0]
-            total = sum(segment.kept for segment in self._whole(forward)) + (0 if is_first else shared)
-            saved = Saved(by_part={"all": total}, shared=shared, on_top=_on_top(self._whole(backward)))
-            events = (*self._all_blocks(forward), *self._all_blocks(backward), *edges[forward.action.microbatch])
-            told.append((sum((s.flops for s in stretches), start=PhaseFlops()), saved, events))
+            there, back = self._whole(forward), self._whole(backward)
+            total = sum(segment.kept for segment in there) + (0 if forward is forwards[0] else shared)
+            microbatch = _Microbatch(
+                flops=sum((segment.flops for segment in (*there, *back)), start=PhaseFlops()),
+                saved=Saved(by_part={"all": total}, shared=shared, on_top=_on_top(back)),
+                events=(*self._all_blocks(forward), *self._all_blocks(backward), *edges[forward.action.microbatch]),
+            )
+            told.append(microbatch)
         return told
 
     def _whole(self, figures: ActionFigures) -> list[Segment]:

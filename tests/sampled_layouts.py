@@ -44,8 +44,8 @@ def _sample(generator: random.Random) -> Sample:
     sequences = layout.microbatches * generator.choice((1, 2, 3))
     if sequences > layout.microbatches > 1:
         # The last microbatch is smaller.
-        sequences -= generator.choice((0, 1))
-    source_length, target_length = generator.choice((2, 3, 7, 9, 12)), generator.choice((1, 2, 5, 8, 12))
+        sequences -= generator.choice((0, 0, 1))
+    source_length, target_length = generator.choice((2, 7, 12)), generator.choice((1, 5, 12))
     shape = StepShape(
         num_sequences=sequences,
         source_length=source_length if config.has_encoder else 0,
@@ -63,7 +63,7 @@ def _config(generator: random.Random) -> ModelConfig:
         "num_heads": 8,
         "num_kv_heads": generator.choice((1, 2, 4, 8)),
         "head_width": generator.choice((4, 6)),
-        "ffn_width": generator.choice((24, 32)),
+        "ffn_width": 24,
         "vocabulary": generator.choice((29, 32)),
         "num_encoder_blocks": 0 if architecture == "decoder_only" else generator.choice((1, 2, 3, 5)),
         "num_decoder_blocks": 0 if architecture == "encoder_only" else generator.choice((1, 2, 3, 5)),

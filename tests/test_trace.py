@@ -42,7 +42,7 @@ WHOLE = {
         5,
     ),
     "both sides on one stage, all recomputed": (
-        {"num_encoder_blocks": 4, "num_decoder_blocks": 4, "positions": "rope", "norm": "rmsnorm"},
+        {"num_encoder_blocks": 3, "num_decoder_blocks": 4, "positions": "rope", "norm": "rmsnorm"},
         Layout(tp=2, sp=True, microbatches=3, recompute="full", memory_gather="per_block"),
         6,
     ),
@@ -53,8 +53,8 @@ WHOLE = {
     ),
     "dropout everywhere, a stage with three kinds of ends": (
         {"num_encoder_blocks": 3, "num_decoder_blocks": 3, "dropout": 0.1, "attention_dropout": 0.1, "tying": "all"},
-        Layout(tp=2, pp=2, sp=True, microbatches=4, cut=(1,)),
-        7,
+        Layout(tp=2, pp=2, sp=True, microbatches=3, cut=(1,)),
+        5,
     ),
     "encoder only, materialised scores": (
         {"architecture": "encoder_only", "num_encoder_blocks": 6, "head_transform": True, "tying": "head"},
