@@ -52,6 +52,7 @@ def measure(
             with noting(place, rank=here.rank, folder=folder):
                 worker.measure(cells)
         except Exception:
+            # Whatever a rank may raise becomes the cell's failed record before it goes on.
             _record_culprit(cells, batches, output, here)
             raise
     return len(cells) - worker.num_failed, worker.num_failed
