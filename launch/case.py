@@ -5,13 +5,16 @@ starts. Left out: the batch's tensors (`launch/parity.py`) and which cases to pr
 """
 
 import dataclasses
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from models.config import ModelConfig
 from models.vocabulary import VOCABULARY
+from parallel.figures import StepShape
 from parallel.layouts import Layout
 from parallel.partition import Stage, stages
+from parallel.profile import Profile
 
 Data = Literal["full", "ragged", "text"]
 
@@ -52,7 +55,19 @@ class Case:
             raise ValueError(f"text needs {VOCABULARY} rows, one a byte and the specials, got {self.config.vocabulary}")
         self.layout.check_model(self.config)
         self.layout.check_sequences(self.num_sequences)
-        stages(self.config, self.layout.pp, self.layout.cut)
+        stages(self.config, self.layout, self.profile)
+
+    @property
+    def profile(self) -> Profile | None:
+        """What blocks cost, counted in FLOPs, where the layout asks; None where it does not."""
+        if not self.layout.needs_profile:
+            return None
+        shape = StepShape(
+            num_sequences=self.num_sequences // self.layout.dp,
+            source_length=self.source_length * self.config.has_encoder,
+            target_length=self.target_length * self.config.has_decoder,
+        )
+        return Profile.of_flops(self.config, self.layout, shape)
 
     def to_dict(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "layout": self.layout.to_dict()}
@@ -64,25 +79,32 @@ class Case:
         return cls(**{**fields, "config": config, "layout": layout})
 
 
-def case_of(config: ModelConfig, layout: Layout) -> Case:
+def case_of(config: ModelConfig, layout: Layout, profile: Profile | None = None) -> Case:
     """The case that stands for a model of any size on a layout: its small relative on ragged sequences.
 
-    Raises ValueError when the layout cannot partition the model itself.
+    Args:
+        config: the model.
+        layout: its layout.
+        profile: what the model's blocks cost, for a layout that is cut by cost.
+
+    Raises:
+        ValueError: the layout cannot partition the model itself.
     """
     # Two sequences a microbatch, but only one in the last: a ragged end.
     num_sequences = 2 * layout.microbatches - (layout.microbatches > 1)
+    small, cut = small_relative(config, layout, profile)
     return Case(
         name=f"{config.name} {layout.label}",
-        config=small_relative(config, layout),
-        layout=layout,
+        config=small,
+        layout=cut,
         num_sequences=num_sequences * layout.dp,
         source_length=7,
         target_length=9,
     )
 
 
-def small_relative(config: ModelConfig, layout: Layout) -> ModelConfig:
-    """A tiny model with the same options and the same structure under this layout, without dropout.
+def small_relative(config: ModelConfig, layout: Layout, profile: Profile | None = None) -> tuple[ModelConfig, Layout]:
+    """A tiny model with the same options and the same structure under a layout, without dropout, and how it is cut.
 
     Kept: architecture, norms, positions, activation, biases, scales, tying; query heads of a KV head and whether ranks
     share a KV head; whether heads are as wide together as the model; the kind of every pipeline stage (encoder, decoder
@@ -93,17 +115,17 @@ def small_relative(config: ModelConfig, layout: Layout) -> ModelConfig:
     grouped = config.num_heads // config.num_kv_heads
     num_kv_heads = min(config.num_kv_heads, layout.tp * (2 if grouped <= MOST_GROUPED_HEADS else 1))
     num_heads = grouped * num_kv_heads
-    num_encoder_blocks, num_decoder_blocks = _fewest_blocks(config, layout)
+    blocks = _fewest_blocks(config, stages(config, layout, profile))
     heads_width = num_heads * SMALL_HEAD_WIDTH
-    return config.replace(
+    small = config.replace(
         name=f"small {config.name}",
         width=heads_width if config.num_heads * config.head_width == config.width else heads_width + 4,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_width=SMALL_HEAD_WIDTH,
         ffn_width=6 * layout.tp,
-        num_encoder_blocks=num_encoder_blocks,
-        num_decoder_blocks=num_decoder_blocks,
+        num_encoder_blocks=sum(num_encoder for num_encoder, _ in blocks),
+        num_decoder_blocks=sum(num_decoder for _, num_decoder in blocks),
         vocabulary=_small_vocabulary(config.vocabulary, layout.tp),
         source_vocabulary=_small_vocabulary(config.source_vocabulary, layout.tp),
         max_length=SMALL_LENGTH,
@@ -114,6 +136,7 @@ def small_relative(config: ModelConfig, layout: Layout) -> ModelConfig:
         attention_dropout=0.0,
         ffn_dropout=0.0,
     )
+    return small, layout.replace(cut=tuple(itertools.accumulate(map(sum, blocks[:-1]))))
 
 
 def _small_vocabulary(rows: int, tp: int) -> int:
@@ -121,28 +144,13 @@ def _small_vocabulary(rows: int, tp: int) -> int:
     return rows if rows <= SMALL_VOCABULARY else -(-SMALL_VOCABULARY // tp) * tp + rows % tp
 
 
-def _fewest_blocks(config: ModelConfig, layout: Layout) -> tuple[int, int]:
-    """Encoder and decoder blocks, at least two where there are two, with which every stage keeps its kind."""
-    kinds = [_kind(stage, config) for stage in stages(config, layout.pp, layout.cut)]
-    for total in range(1, config.num_blocks + 1):
-        for num_encoder_blocks in range(total + 1):
-            num_blocks = (num_encoder_blocks, total - num_encoder_blocks)
-            all_blocks = (config.num_encoder_blocks, config.num_decoder_blocks)
-            if all(min(2, most) <= few <= most for few, most in zip(num_blocks, all_blocks, strict=True)):
-                few = config.replace(num_encoder_blocks=num_blocks[0], num_decoder_blocks=num_blocks[1])
-                if _kinds(few, layout) == kinds:
-                    return num_blocks
-    raise AssertionError("the model itself has the kinds of its own stages")
-
-
-def _kinds(config: ModelConfig, layout: Layout) -> list[tuple[bool, bool]]:
-    """The kind of each stage; none when the layout cannot cut this model."""
-    try:
-        return [_kind(stage, config) for stage in stages(config, layout.pp, layout.cut)]
-    except ValueError:
-        return []
-
-
-def _kind(stage: Stage, config: ModelConfig) -> tuple[bool, bool]:
-    """Whether a stage has encoder blocks, and decoder blocks."""
-    return stage.first < config.num_encoder_blocks, stage.last > config.num_encoder_blocks
+def _fewest_blocks(config: ModelConfig, cut: Sequence[Stage]) -> list[tuple[int, int]]:
+    """Encoder and decoder blocks of each stage: one of each kind that it has, and two of a side that has two."""
+    middle = config.num_encoder_blocks
+    blocks = [[int(stage.first < middle), int(stage.last > middle)] for stage in cut]
+    for side, num_blocks in enumerate((config.num_encoder_blocks, config.num_decoder_blocks)):
+        holders = [held for held in blocks if held[side]]
+        # All blocks of the side are on this one stage.
+        if len(holders) == 1 and num_blocks > 1:
+            holders[0][side] = 2
+    return [(num_encoder, num_decoder) for num_encoder, num_decoder in blocks]

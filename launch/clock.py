@@ -12,7 +12,7 @@ the two are never used in one step. Left out: wall time, which needs no clock of
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self, TypeAlias
 
 import torch
@@ -21,7 +21,8 @@ from torch.utils.hooks import RemovableHandle
 
 from models.config import ModelConfig
 from models.model import Model
-from parallel.schedule import Action
+from parallel.schedule import Action, Kind
+from parallel.transfers import Step
 
 Moment: TypeAlias = Any
 """Seconds of thread CPU time, or a CUDA event."""
@@ -59,13 +60,15 @@ class ActionClock:
     """Observer that takes the time of forwards, backwards and of what follows them.
 
     Attributes:
-        forward, backward, synchronise: spans of one step, in the order in which they ran.
+        spans: of one step by stage and kind, in the order in which they ran; a split backward's halves are its two.
+        synchronised: of what follows the last action.
+        order: the actions of the step as they were run.
     """
 
     def __init__(self, clock: BusyClock) -> None:
         self._clock = clock
-        self.forward: list[Span] = []
-        self.backward: list[Span] = []
+        self.spans: dict[tuple[int, Kind], list[Span]] = defaultdict(list)
+        self.order: list[Action] = []
         self.synchronised: list[Span] = []
 
     @contextlib.contextmanager
@@ -74,16 +77,25 @@ class ActionClock:
         yield
         spans.append((start, self._clock.now()))
 
-    def action(self, action: Action) -> contextlib.AbstractContextManager[None]:
-        if action.is_transfer:
+    def action(self, action: Step) -> contextlib.AbstractContextManager[None]:
+        if not isinstance(action, Action):
             return contextlib.nullcontext()
-        return self._timed(self.forward if action.kind == "forward" else self.backward)
+        self.order.append(action)
+        return self._timed(self.spans[action.stage, action.kind])
 
     def synchronise(self) -> contextlib.AbstractContextManager[None]:
         return self._timed(self.synchronised)
 
-    def seconds(self, spans: list[Span]) -> float:
+    def seconds(self, spans: Iterable[Span]) -> float:
         return sum(map(self._clock.seconds, spans))
+
+    def by_stage(self, *kinds: Kind) -> dict[int, float]:
+        """Busy seconds of some kinds of action, by stage."""
+        stages = sorted({stage for stage, _ in self.spans})
+        return {
+            stage: sum(self.seconds(self.spans[stage, kind]) for kind in kinds if (stage, kind) in self.spans)
+            for stage in stages
+        }
 
 
 def numbered_blocks(model: Model, config: ModelConfig) -> dict[int, nn.Module]:

@@ -27,10 +27,13 @@ from typing import Any, Literal
 from launch.layout_tables import LayoutTable
 from launch.model_tables import Member, members
 from launch.reading import Table, check_keys, check_name, check_type, read
+from launch.step_options import DTYPE_BYTES
 from models.config import ModelConfig
 from parallel.engines.native import unsupported
+from parallel.figures import StepShape
 from parallel.layouts import Layout
 from parallel.plans import plan
+from parallel.profile import Profile
 
 ENGINE = "native"
 
@@ -123,6 +126,20 @@ class Cell:
     @property
     def world_size(self) -> int:
         return self.layout.world_size
+
+    @property
+    def profile(self) -> Profile | None:
+        """What blocks cost, counted in FLOPs, where the layout asks; None where it does not."""
+        if not self.layout.needs_profile:
+            return None
+        source_length, target_length = self.data.stream_lengths(self.model)
+        shape = StepShape(
+            num_sequences=max(1, self.data.sequences // self.layout.dp),
+            source_length=source_length,
+            target_length=target_length,
+            dtype_bytes=DTYPE_BYTES[self.settings.dtype],
+        )
+        return Profile.of_flops(self.model, self.layout, shape)
 
     @property
     def name(self) -> str:
@@ -265,6 +282,8 @@ def effective(layout: Layout, config: ModelConfig) -> Layout:
         changes["memory_gather"] = "per_stage"
     if layout.pp == 1 or (layout.cut == "aligned" and not config.has_cross_attention):
         changes["cut"] = "even"
+    if layout.pp == 1 or not config.has_cross_attention:
+        changes["transport"] = "relay"
     return layout.replace(**changes)
 
 
@@ -273,7 +292,7 @@ def _refusal(cell: Cell) -> str:
     if not_run is not None:
         return not_run
     try:
-        plan(cell.model, cell.layout)
+        plan(cell.model, cell.layout, cell.profile)
         cell.layout.check_sequences(cell.data.sequences)
         cell.data.check_model(cell.model)
     except ValueError as error:

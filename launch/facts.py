@@ -9,7 +9,7 @@ and ratios, which readers derive.
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from launch.measure import Counted, Run, TimedBlocks, TimedStep
@@ -18,7 +18,7 @@ from models.config import ModelConfig, Stream
 from parallel.ledger import Event, totals
 from parallel.mesh import Coordinate
 from parallel.partition import Stage
-from parallel.plan import Plan, Shard
+from parallel.plan import NO_BLOCK, Plan, Shard
 from results.schema import BlockFacts, CommunicationFacts, EdgeFacts, OperatorFacts, PlanFacts, RankFacts, StageFacts
 
 
@@ -68,10 +68,10 @@ def report(run: Run, counted: Counted, steps: Sequence[TimedStep], block_steps: 
 
 
 def positions(share: Batch, plan: Plan, at: Coordinate) -> tuple[int, int]:
-    """Valid and padding positions that a rank computes on in a step, over the streams of its stage's blocks."""
-    stage, layout = plan.stages[at.pp], plan.layout
+    """Valid and padding positions that a rank computes on in a step, over the streams of its blocks."""
+    layout = plan.layout
     valid = padded = 0
-    for stream in _streams(plan.config, stage):
+    for stream in _streams(plan.config, plan.stages_of(at.pp)):
         length = plan.sharded_length(share.stream_length(stream))
         size = length // layout.tp if layout.sp else length
         first = size * at.tp if layout.sp else 0
@@ -81,9 +81,9 @@ def positions(share: Batch, plan: Plan, at: Coordinate) -> tuple[int, int]:
     return valid, padded
 
 
-def _streams(config: ModelConfig, stage: Stage) -> list[Stream]:
-    streams: list[Stream] = ["source"] if stage.first < config.num_encoder_blocks else []
-    return [*streams, "target"] if stage.last > config.num_encoder_blocks else streams
+def _streams(config: ModelConfig, stages: Sequence[Stage]) -> list[Stream]:
+    streams: list[Stream] = ["source"] if stages[0].first < config.num_encoder_blocks else []
+    return [*streams, "target"] if stages[-1].last > config.num_encoder_blocks else streams
 
 
 def plan_facts(plan: Plan) -> list[PlanFacts]:
@@ -107,8 +107,8 @@ def stage_facts(plan: Plan, reports: Sequence[Report]) -> list[StageFacts]:
     """One row a stage."""
     config, num_encoder_blocks = plan.config, plan.config.num_encoder_blocks
     rows = []
-    for stage in plan.stages:
-        holders = [one for one in reports if one.coordinate.pp == stage.index]
+    for stage, rank in zip(plan.stages, plan.ranks, strict=True):
+        holders = [one for one in reports if one.coordinate.pp == rank]
         encoder = max(0, min(stage.last, num_encoder_blocks) - stage.first)
         has_embedding = stage.first == 0 or stage.first <= num_encoder_blocks < stage.last
         rows.append(
@@ -120,21 +120,43 @@ def stage_facts(plan: Plan, reports: Sequence[Report]) -> list[StageFacts]:
                 num_decoder_blocks=stage.num_blocks - encoder,
                 has_embedding=has_embedding,
                 has_head=stage.last == config.num_blocks,
-                parameters=sum(parameters(holders).values()),
-                forward_flops=sum(sum(one.counted.forward_flops.values()) for one in holders),
+                parameters=sum(
+                    size for name, size in parameters(holders).items() if _owner(name, plan, rank) == stage.index
+                ),
+                forward_flops=sum(_of_stage(one.counted.forward_flops, stage) for one in holders),
                 peak_saved_bytes=max(one.facts.peak_saved_bytes for one in holders),
-                forward_busy_seconds=_means([[step.forward for step in one.steps] for one in holders]),
-                backward_busy_seconds=_means([[step.backward for step in one.steps] for one in holders]),
+                forward_busy_seconds=_means([[step.forward[stage.index] for step in one.steps] for one in holders]),
+                backward_busy_seconds=_means([[step.backward[stage.index] for step in one.steps] for one in holders]),
             )
         )
     return rows
 
 
+def _of_stage(flops: Mapping[tuple[int, int], int], stage: Stage) -> int:
+    return sum(count for (index, _), count in flops.items() if index == stage.index)
+
+
+def _owner(name: str, plan: Plan, rank: int) -> int:
+    """The stage of a rank that a parameter counts under: the first that uses it."""
+    mine, block = plan.stages_of(rank), plan.block_number(name)
+    if block != NO_BLOCK:
+        return next(stage.index for stage in mine if stage.first <= block < stage.last)
+    side = name.partition(".")[0]
+    boundary = plan.config.num_encoder_blocks
+    using = [stage for stage in mine if side != "encoder" or stage.first < boundary]
+    using = [stage for stage in using if side != "decoder" or stage.last > boundary]
+    using = [stage for stage in using if side != "head" or stage.last == plan.config.num_blocks]
+    if name.endswith((".norm.weight", ".norm.bias")):
+        return using[-1].index
+    # A tied parameter has the name of its first user in the model, which may live on another rank.
+    return (using or mine)[0].index
+
+
 def block_facts(plan: Plan, reports: Sequence[Report]) -> list[BlockFacts]:
     """One row a block."""
     rows = []
-    for stage in plan.stages:
-        holders = [one for one in reports if one.coordinate.pp == stage.index]
+    for stage, rank in zip(plan.stages, plan.ranks, strict=True):
+        holders = [one for one in reports if one.coordinate.pp == rank]
         sizes = parameters(holders)
         for block in range(stage.first, stage.last):
             is_encoder = block < plan.config.num_encoder_blocks
@@ -148,7 +170,7 @@ def block_facts(plan: Plan, reports: Sequence[Report]) -> list[BlockFacts]:
                     index=index,
                     stage=stage.index,
                     parameters=sum(size for name, size in sizes.items() if name.startswith(prefix)),
-                    forward_flops=sum(one.counted.forward_flops.get(block, 0) for one in holders),
+                    forward_flops=sum(one.counted.forward_flops.get((stage.index, block), 0) for one in holders),
                     forward_busy_seconds=_means([[step.forward[block] for step in one.block_steps] for one in holders]),
                     backward_busy_seconds=_means(
                         [[step.backward[block] for step in one.block_steps] for one in holders]
@@ -194,13 +216,13 @@ def communication_facts(reports: Sequence[Report]) -> list[CommunicationFacts]:
 
 
 def edge_facts(reports: Sequence[Report]) -> list[EdgeFacts]:
-    """What each pair of neighbouring stages sends, by direction and tensor."""
+    """What each pair of stages on different ranks sends, by direction and tensor."""
     counts: Counter[tuple[str, str]] = Counter()
     payload: Counter[tuple[str, str]] = Counter()
     for one in reports:
         for event in one.counted.events:
             if event.operation == "send":
-                key = (_direction(event, one.coordinate), event.stream)
+                key = (_direction(event), event.stream)
                 counts[key] += 1
                 payload[key] += event.payload_bytes
     return [
@@ -209,8 +231,9 @@ def edge_facts(reports: Sequence[Report]) -> list[EdgeFacts]:
     ]
 
 
-def _direction(event: Event, at: Coordinate) -> str:
-    return f"{at.pp}>{at.pp + 1}" if event.phase == "forward" else f"{at.pp}>{at.pp - 1}"
+def _direction(event: Event) -> str:
+    first, _, last = event.site.removeprefix("edge.").partition("-")
+    return f"{first}>{last}" if event.phase == "forward" else f"{last}>{first}"
 
 
 def operator_facts(reports: Sequence[Report]) -> list[OperatorFacts]:

@@ -110,18 +110,18 @@ def plan_command(model: str, **chosen: Any) -> int:
     console.print(_stages(made))
     console.print(_entries(made) if made.entries else "tp = 1: no module is changed")
     for shared in made.shared:
-        holders = ", ".join(f"stage {stage} as {name}" for stage, name in shared.holders)
+        holders = ", ".join(f"pipeline rank {rank} as {name}" for rank, name in shared.holders)
         console.print(f"{shared.name} is held by {holders}; its gradients are summed", highlight=False)
-    console.print(
-        f"\nschedule, a line a stage (backward drawn as long as forward)\n{grid(made.table)}", highlight=False
-    )
+    console.print(f"\nschedule, a line a rank (all actions drawn equally long)\n{grid(made.table)}", highlight=False)
     return 0
 
 
 def _stages(made: Plan) -> Table:
-    table = Table("stage", "blocks", "sends forward", box=None, pad_edge=False)
-    for stage in made.stages:
-        table.add_row(str(stage.index), _blocks(stage, made.config.num_encoder_blocks), ", ".join(stage.outputs) or "-")
+    table = Table("stage", "rank", "blocks", "sends forward", box=None, pad_edge=False)
+    for stage, rank in zip(made.stages, made.ranks, strict=True):
+        leaving = [edge for edge in made.edges if edge.first == stage.index]
+        sent = "; ".join(f"{', '.join(edge.carries)} to {edge.last}" for edge in leaving) or "-"
+        table.add_row(str(stage.index), str(rank), _blocks(stage, made.config.num_encoder_blocks), sent)
     return table
 
 

@@ -5,19 +5,28 @@ from typing import Any, TypeVar, get_args
 
 import click
 
-from parallel.layouts import AttentionKernel, Cut, Layout, MemoryGather, Recompute, Schedule
+from parallel.layouts import AttentionKernel, Cut, Layout, MemoryGather, NamedCut, Recompute, Schedule, Transport
+from parallel.placement import Placement
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _DEFAULT = Layout()
 _OPTIONS = (
     click.option("--tp", default=_DEFAULT.tp, show_default=True, help="Tensor-parallel degree."),
-    click.option("--pp", default=_DEFAULT.pp, show_default=True, help="Pipeline stages."),
+    click.option("--pp", default=_DEFAULT.pp, show_default=True, help="Pipeline ranks."),
     click.option("--dp", default=_DEFAULT.dp, show_default=True, help="Data-parallel degree."),
     click.option("--sp", is_flag=True, help="Shard the sequence over the tp ranks between products."),
     click.option("--microbatches", default=_DEFAULT.microbatches, show_default=True, help="Microbatches of a step."),
     click.option("--schedule", type=click.Choice(get_args(Schedule)), default=_DEFAULT.schedule, show_default=True),
-    click.option("--cut", default="even", show_default=True, help="even, aligned, or first blocks such as 2,5."),
+    click.option(
+        "--cut",
+        default="even",
+        show_default=True,
+        help="even, aligned, balanced by parameters, flops or memory, or first blocks such as 2,5.",
+    ),
+    click.option("--chunks", default=_DEFAULT.chunks, show_default=True, help="Stages of each pipeline rank."),
+    click.option("--placement", type=click.Choice(get_args(Placement)), default=_DEFAULT.placement, show_default=True),
+    click.option("--transport", type=click.Choice(get_args(Transport)), default=_DEFAULT.transport, show_default=True),
     click.option(
         "--memory-gather", type=click.Choice(get_args(MemoryGather)), default=_DEFAULT.memory_gather, show_default=True
     ),
@@ -26,7 +35,21 @@ _OPTIONS = (
         "--attention", type=click.Choice(get_args(AttentionKernel)), default=_DEFAULT.attention, show_default=True
     ),
 )
-LAYOUT_OPTIONS = ("tp", "pp", "dp", "sp", "microbatches", "schedule", "cut", "memory_gather", "recompute", "attention")
+LAYOUT_OPTIONS = (
+    "tp",
+    "pp",
+    "dp",
+    "sp",
+    "microbatches",
+    "schedule",
+    "cut",
+    "chunks",
+    "placement",
+    "transport",
+    "memory_gather",
+    "recompute",
+    "attention",
+)
 """Names of the options, as a command gets them."""
 
 
@@ -43,11 +66,12 @@ def layout_of(chosen: dict[str, Any]) -> Layout:
 
 
 def _cut(text: str) -> Cut:
-    if text == "even":
-        return "even"
-    if text == "aligned":
-        return "aligned"
+    for name in get_args(NamedCut):
+        if text == name:
+            named: NamedCut = name
+            return named
     try:
         return tuple(int(first) for first in text.split(","))
     except ValueError as error:
-        raise ValueError(f"cut = {text!r}; choose even, aligned or first blocks such as 2,5") from error
+        names = ", ".join(get_args(NamedCut))
+        raise ValueError(f"cut = {text!r}; choose one of {names} or first blocks such as 2,5") from error

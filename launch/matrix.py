@@ -36,6 +36,16 @@ _MESHES: dict[str, dict[str, Any]] = {
     "dp2": {"dp": 2},
     "one": {},
 }
+_SCHEDULES: dict[str, dict[str, Any]] = {
+    "1f1b": {"schedule": "1f1b"},
+    "gpipe": {"schedule": "gpipe"},
+    "zb_h1": {"schedule": "zb_h1"},
+    "zb_h2": {"schedule": "zb_h2"},
+    "list": {"schedule": "list"},
+    "interleaved": {"schedule": "interleaved", "placement": "interleaved", "chunks": 2},
+    "folded": {"schedule": "interleaved", "placement": "folded", "chunks": 2},
+    "zb_v": {"schedule": "zb_v", "placement": "v", "chunks": 2},
+}
 _SEQUENCES = {1: 2, 2: 4, 3: 5, 4: 4}
 """Sequences of one data-parallel rank by number of microbatches; 5 in 3 leave a ragged last one."""
 _LENGTHS = {"even": (8, 6), "odd": (7, 5), "longer target": (5, 9)}
@@ -48,9 +58,11 @@ _BLOCKS = {"2+2": (2, 2), "3+2": (3, 2), "1+5": (1, 5)}
 # The most constrained options stand first: a greedy choice then seldom has to go back.
 OPTIONS: dict[str, tuple[Value, ...]] = {
     "mesh": tuple(_MESHES),
+    "architecture": ("encoder_decoder", "decoder_only", "encoder_only"),
     "cut": ("even", "aligned", "mixed"),
     "blocks": tuple(_BLOCKS),
-    "architecture": ("encoder_decoder", "decoder_only", "encoder_only"),
+    "schedule": tuple(_SCHEDULES),
+    "transport": ("relay", "direct"),
     "tying": ("none", "head", "source_target", "all"),
     "front_end": ("tokens", "features"),
     "data": ("full", "ragged", "text"),
@@ -63,7 +75,6 @@ OPTIONS: dict[str, tuple[Value, ...]] = {
     "lengths": tuple(_LENGTHS),
     "kv_heads": (4, 2, 1),
     "recompute": ("none", "selective", "full"),
-    "schedule": ("1f1b", "gpipe"),
     "memory_gather": ("per_stage", "per_block"),
     "attention": ("fused", "materialised"),
     "norm": ("layernorm", "rmsnorm"),
@@ -78,6 +89,30 @@ OPTIONS: dict[str, tuple[Value, ...]] = {
 
 
 RULES = (
+    Rule(
+        "chunks are dealt to pipeline ranks, and each has a block",
+        ("mesh", "schedule", "blocks"),
+        lambda mesh, schedule, blocks: not _has_chunks(schedule) or 1 < _num_stages(mesh) <= sum(_BLOCKS[blocks]) / 2,
+    ),
+    Rule(
+        "a folded side has a block for each rank, and the cut is given",
+        ("mesh", "cut", "blocks", "schedule"),
+        lambda mesh, cut, blocks, schedule: (
+            schedule != "folded" or (cut != "mixed" and min(_BLOCKS[blocks]) >= _num_stages(mesh))
+        ),
+    ),
+    Rule(
+        "only an encoder_decoder is folded",
+        ("architecture", "schedule"),
+        lambda architecture, schedule: schedule != "folded" or architecture == "encoder_decoder",
+    ),
+    Rule(
+        "a mixed stage needs more blocks than chunks",
+        ("mesh", "cut", "blocks", "schedule"),
+        lambda mesh, cut, blocks, schedule: (
+            cut != "mixed" or not _has_chunks(schedule) or 2 * _num_stages(mesh) < sum(_BLOCKS[blocks])
+        ),
+    ),
     Rule("without stages nothing is cut", ("mesh", "cut"), lambda mesh, cut: cut == "even" or _num_stages(mesh) > 1),
     Rule(
         "a mixed stage needs more blocks than stages",
@@ -131,13 +166,14 @@ RULES = (
 
 def case(choice: Mapping[str, Value]) -> Case:
     """The case of a complete choice. Raises ValueError when the model or the layout contradicts itself."""
-    layout_fields = _MESHES[str(choice["mesh"])]
+    layout_fields, schedule_fields = _MESHES[str(choice["mesh"])], _SCHEDULES[str(choice["schedule"])]
     config = _config(choice)
     layout = Layout(
         **layout_fields,
         microbatches=int(choice["microbatches"]),
-        schedule=choice["schedule"],  # type: ignore[arg-type]
-        cut=_cut(str(choice["cut"]), config, layout_fields.get("pp", 1)),
+        **schedule_fields,
+        cut=_cut(str(choice["cut"]), config, layout_fields.get("pp", 1) * schedule_fields.get("chunks", 1)),
+        transport=choice["transport"],  # type: ignore[arg-type]
         memory_gather=choice["memory_gather"],  # type: ignore[arg-type]
         recompute=choice["recompute"],  # type: ignore[arg-type]
         attention=choice["attention"],  # type: ignore[arg-type]
@@ -189,7 +225,11 @@ def _num_stages(mesh: Value) -> int:
     return stages
 
 
-def _cut(cut: str, config: ModelConfig, pp: int) -> Cut:
+def _has_chunks(schedule: Value) -> bool:
+    return "chunks" in _SCHEDULES[str(schedule)]
+
+
+def _cut(cut: str, config: ModelConfig, num_stages: int) -> Cut:
     """`mixed` becomes the first explicit cut that spares the boundary: one stage holds encoder and decoder blocks.
 
     3+2 blocks, 4 stages    E0 | E1 | E2 D0 | D1        1+5 blocks, 2 stages    E0 D0 | D1 D2 D3 D4
@@ -197,7 +237,7 @@ def _cut(cut: str, config: ModelConfig, pp: int) -> Cut:
     if cut != "mixed":
         return "aligned" if cut == "aligned" else "even"
     boundary = config.num_encoder_blocks if config.has_cross_attention else 0
-    return tuple(first for first in range(1, config.num_blocks) if first != boundary)[: pp - 1]
+    return tuple(first for first in range(1, config.num_blocks) if first != boundary)[: num_stages - 1]
 
 
 def _config(choice: Mapping[str, Value]) -> ModelConfig:

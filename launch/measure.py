@@ -47,7 +47,7 @@ class Counted:
     """First place where ledger and recorder differ, None when they agree."""
     operators: dict[Operator, int]
     """Count of each (operator, shapes, phase)."""
-    forward_flops: dict[int, int]
+    forward_flops: dict[tuple[int, int], int]
     """By block of the flat list, `NO_BLOCK` for what is in none."""
     peak_allocated_bytes: int
     """By the device's allocator, other cells in memory left out; 0 on CPUs."""
@@ -58,8 +58,10 @@ class TimedStep:
     """Seconds of one step on one rank."""
 
     wall: float
-    forward: float
-    backward: float
+    forward: dict[int, float]
+    """By stage."""
+    backward: dict[int, float]
+    """By stage; both halves of a split one."""
     busy: float
     """Forward, backward, synchronisation and update."""
 
@@ -81,7 +83,7 @@ class Parities:
 
     def parity(self, cell: Cell) -> tuple[Parity, str]:
         """The proof for a cell, and the name of the model that it was made with. Collective."""
-        case = case_of(cell.model, cell.layout)
+        case = case_of(cell.model, cell.layout, cell.profile)
         key = dataclasses.replace(case, name="", config=case.config.replace(name=""))
         if key not in self._proved:
             self._proved[key] = check_parity(
@@ -103,7 +105,7 @@ class Run:
         self._device = here.device
         self._clock = BusyClock(here.device)
         self._others_bytes = torch.cuda.memory_allocated(self._device) if self._on_gpu else 0
-        self.plan = plan(cell.model, cell.layout)
+        self.plan = plan(cell.model, cell.layout, cell.profile)
         self.comm = Comm.create(plan=self.plan, rank=here.rank, groups=groups, device=here.device)
         self.engine = NativeEngine(
             plan=self.plan,
@@ -141,11 +143,11 @@ class Run:
             else 0,
         )
 
-    def _forward_flops(self, meter: Meter) -> dict[int, int]:
-        flops: Counter[int] = Counter()
-        for action in meter.actions:
-            for segment in action.segments:
-                flops[self.plan.block_number(segment.block)] += segment.flops.forward
+    def _forward_flops(self, meter: Meter) -> dict[tuple[int, int], int]:
+        flops: Counter[tuple[int, int]] = Counter()
+        for figures in meter.actions:
+            for segment in figures.segments:
+                flops[figures.action.stage, self.plan.block_number(segment.block)] += segment.flops.forward
         return dict(flops)
 
     def time_blocks(self) -> TimedBlocks:
@@ -166,10 +168,12 @@ class Run:
         self.engine.step(self.share, observer=observer)
         self._clock.finish()
         wall = time.perf_counter() - start
-        forward, backward = observer.seconds(observer.forward), observer.seconds(observer.backward)
+        assert tuple(observer.order) == self.plan.table[self.comm.coordinate.pp], "actions ran in another order"
+        forward = observer.by_stage("forward")
+        backward = observer.by_stage("backward", "backward_input", "backward_weight")
         return TimedStep(
             wall=wall,
             forward=forward,
             backward=backward,
-            busy=forward + backward + observer.seconds(observer.synchronised),
+            busy=sum(forward.values()) + sum(backward.values()) + observer.seconds(observer.synchronised),
         )

@@ -142,7 +142,7 @@ def check_parity(case: Case, *, groups: Groups, rank: int, device: torch.device,
     Raises:
         ValueError: the layout's degrees are not the size of the world.
     """
-    partitioning = plan(case.config, case.layout)
+    partitioning = plan(case.config, case.layout, case.profile)
     comm = Comm.create(plan=partitioning, rank=rank, groups=groups, device=device)
     batch = case_batch(case, seed=seed)
     engine = NativeEngine(

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from launch.data import Batches
 from launch.experiment import Cell
+from launch.step_options import DTYPE_BYTES
 from models.batch import Batch
 from models.config import ModelConfig
 from parallel.figures import RankFigures, StepShape, differences
@@ -29,7 +30,6 @@ from results.schema import FigureFacts
 ALLOWED = 0.02
 """Relative difference of kept bytes."""
 _KEPT = ("saved_bytes", "peak_saved_bytes")
-_DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,11 +46,11 @@ def expect(cells: Sequence[Cell], batches: Batches, rank: int) -> dict[str, Expe
 
 
 def _expect(cell: Cell, batch: Batch, rank: int) -> Expected:
-    planned = plan(cell.model, cell.layout)
+    planned = plan(cell.model, cell.layout, cell.profile)
     coordinate = cell.layout.mesh.coordinate(rank)
     share = share_of(planned, coordinate)
     shape = step_shape(planned, batch, coordinate, cell.settings.dtype)
-    predicted = predict_rank(share, shape, planned.table[coordinate.pp], optimizer=cell.settings.optimizer)
+    predicted = predict_rank(share, shape, optimizer=cell.settings.optimizer)
     (traced,) = trace(planned, shape, ranks=(share,))
     return Expected(predicted=predicted.figures, traced=traced.figures)
 
@@ -64,7 +64,7 @@ def step_shape(planned: Plan, batch: Batch, coordinate: Coordinate, dtype: str) 
         num_sequences=mine.num_sequences,
         source_length=mine.stream_length("source") if config.has_encoder else 0,
         target_length=mine.stream_length("target") if config.has_decoder else 0,
-        dtype_bytes=_DTYPE_BYTES[dtype],
+        dtype_bytes=DTYPE_BYTES[dtype],
         is_ragged=all(_is_masked(one, config) for one in cut),
     )
 

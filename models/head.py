@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from models.batch import IGNORED
 from models.config import ModelConfig
-from models.layers import ACTIVATIONS, Norm, linear
+from models.layers import ACTIVATIONS, Norm, Product, linear
 
 
 class HeadTransform(nn.Module):
@@ -34,6 +34,7 @@ class Head(nn.Module):
     """The linear map to the vocabulary, its weight and bias its own."""
 
     transform: nn.Module
+    product: Product = staticmethod(F.linear)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -47,7 +48,7 @@ class Head(nn.Module):
         hidden_LBD = self.transform(hidden_LBD)
         if self.scale != 1.0:
             hidden_LBD = hidden_LBD * self.scale
-        return F.linear(hidden_LBD, self.weight, self.bias)
+        return self.product(hidden_LBD, self.weight, self.bias)
 
 
 class CrossEntropy(nn.Module):

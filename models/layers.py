@@ -1,6 +1,7 @@
 """The layers that sublayers, embedding and head are made of: norm, linear maps and activations.
 
-Parameters are left as they come from the allocator: `models/initial.py` or a checkpoint fills them.
+Parameters are left as they come from the allocator: `models/initial.py` or a checkpoint fills them. Every product of
+hidden states with a weight goes through an attribute `product(x, weight, bias)` that others may replace.
 """
 
 from collections.abc import Callable
@@ -29,11 +30,17 @@ class Norm(nn.Module):
         return F.rms_norm(hidden, self.weight.shape, self.weight, self.eps)
 
 
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""x [..., D], weight [U, D], bias [U] or None -> [..., U]."""
+
+
 class FusedLinear(nn.Module):
     """Several linear maps of one input as one matrix product.
 
     The rows of `weight` [sum(parts), in_width] are the maps one below the other. The results are views of the product.
     """
+
+    product: Product = staticmethod(F.linear)
 
     def __init__(self, in_width: int, parts: tuple[int, ...], bias: bool) -> None:
         super().__init__()
@@ -43,7 +50,7 @@ class FusedLinear(nn.Module):
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, ...]:
         """One [..., part] for each of `parts`."""
-        out = F.linear(hidden, self.weight, self.bias)
+        out = self.product(hidden, self.weight, self.bias)
         return (out,) if len(self.parts) == 1 else torch.split(out, list(self.parts), dim=-1)
 
     def extra_repr(self) -> str:
@@ -51,10 +58,20 @@ class FusedLinear(nn.Module):
         return f"in_width={self.weight.shape[1]}, parts={self.parts}, bias={self.bias is not None}"
 
 
-def linear(in_width: int, out_width: int, bias: bool) -> nn.Linear:
-    """An `nn.Linear` on the current default device that spends no time on initial values."""
+class Linear(nn.Linear):
+    """One linear map."""
+
+    product: Product = staticmethod(F.linear)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., in_width] -> [..., out_width]."""
+        return self.product(hidden, self.weight, self.bias)
+
+
+def linear(in_width: int, out_width: int, bias: bool) -> Linear:
+    """A `Linear` on the current default device that spends no time on initial values."""
     with torch.device("meta"):
-        module = nn.Linear(in_width, out_width, bias=bias)
+        module = Linear(in_width, out_width, bias=bias)
     for name, parameter in list(module.named_parameters()):
         setattr(module, name, nn.Parameter(torch.empty(parameter.shape)))
     return module

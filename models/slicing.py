@@ -1,12 +1,14 @@
-"""How is a contiguous slice of a model made, and how do tied parameters stay one?
+"""How is a slice of a model made, and how do tied parameters stay one?
 
     blocks   e0 e1 e2 | d0 d1          encoder first, then decoder: one flat list, and any cut of it is legal
     slice         [2,      4)          e2 with the encoder's norm, d0 with the decoder's embedding
 
 Adjacent slices share no block. An embedding goes with block 0 of its stack, a final norm with its last block, head and
-loss with the last block of the model. A relative bias goes with every slice of its stack. No name changes.
+loss with the last block of the model. A relative bias goes with every slice of its stack. No name changes. A slice may
+have several ranges, and then parts: each range as a model of its own, the modules the same.
 """
 
+import copy
 from typing import TypeVar
 
 from torch import nn
@@ -16,24 +18,43 @@ from models.model import Model
 from models.stack import Stack
 
 AnyModel = TypeVar("AnyModel", bound=Model)
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
-def slice_model(model: AnyModel, first: int, last: int) -> AnyModel:
-    """Drop from a whole model all but blocks [first, last) and what goes with them; returns the same object.
+def slice_model(model: AnyModel, config: ModelConfig, *ranges: tuple[int, int]) -> AnyModel:
+    """Drop from a whole model all but the blocks of some ranges [first, last) and what goes with them.
 
-    Raises ValueError if the range is empty or out of bounds.
+    Returns the same object. Raises ValueError if there is no range, or one is empty or out of bounds.
     """
-    num_encoder_blocks = 0 if model.encoder is None else len(model.encoder.block)
-    num_decoder_blocks = 0 if model.decoder is None else len(model.decoder.block)
-    num_blocks = num_encoder_blocks + num_decoder_blocks
-    if not 0 <= first < last <= num_blocks:
-        raise ValueError(f"blocks [{first}, {last}) of a model of {num_blocks}: need 0 <= first < last <= {num_blocks}")
-    model.encoder = _slice_stack(model.encoder, first, last)
-    model.decoder = _slice_stack(model.decoder, first - num_encoder_blocks, last - num_encoder_blocks)
-    if last < num_blocks:
+    num_blocks = config.num_blocks
+    if not ranges:
+        raise ValueError(f"no range of blocks to keep of {num_blocks}")
+    for first, last in ranges:
+        if not 0 <= first < last <= num_blocks:
+            raise ValueError(
+                f"blocks [{first}, {last}) of a model of {num_blocks}: need 0 <= first < last <= {num_blocks}"
+            )
+    kept = {block for first, last in ranges for block in range(first, last)}
+    num_encoder_blocks = config.num_encoder_blocks
+    model.encoder = _slice_stack(model.encoder, kept, num_encoder_blocks)
+    after = {block - num_encoder_blocks for block in kept}
+    model.decoder = _slice_stack(model.decoder, after, config.num_decoder_blocks)
+    if num_blocks - 1 not in kept:
         model.head = None
         model.loss = None
     return model
+
+
+def part_of(model: AnyModel, config: ModelConfig, first: int, last: int) -> AnyModel:
+    """Blocks [first, last) of a model or slice that holds them, as a model of their own that shares every module.
+
+    Raises ValueError as `slice_model` does.
+    """
+    part = _shallow(model)
+    for side in ("encoder", "decoder"):
+        stack = getattr(part, side)
+        setattr(part, side, None if stack is None else _shallow(stack))
+    return slice_model(part, config, (first, last))
 
 
 def tie(model: nn.Module, config: ModelConfig) -> None:
@@ -44,19 +65,26 @@ def tie(model: nn.Module, config: ModelConfig) -> None:
             owner.weight = owners[0].weight
 
 
-def _slice_stack(stack: Stack | None, first: int, last: int) -> Stack | None:
+def _slice_stack(stack: Stack | None, kept: set[int], num_blocks: int) -> Stack | None:
+    """Leaves the blocks of `kept`; `num_blocks` are those of the whole stack."""
     if stack is None:
         return None
-    num_blocks = len(stack.block)
-    kept = range(max(first, 0), min(last, num_blocks))
-    if not kept:
+    blocks = {name: block for name, block in stack.block.items() if int(name) in kept}
+    if not blocks:
         return None
-    stack.block = nn.ModuleDict({name: block for name, block in stack.block.items() if int(name) in kept})
-    if kept[0] > 0:
+    stack.block = nn.ModuleDict(blocks)
+    if 0 not in kept:
         stack.embedding = None
-    if kept[-1] < num_blocks - 1:
+    if num_blocks - 1 not in kept:
         stack.norm = None
     return stack
+
+
+def _shallow(module: AnyModule) -> AnyModule:
+    """A module of the same children, which may be taken away from it alone."""
+    copied = copy.copy(module)
+    copied._modules = dict(module._modules)  # noqa: SLF001, a copy shares this dict
+    return copied
 
 
 def _owner(model: nn.Module, name: str) -> nn.Module | None:

@@ -14,7 +14,7 @@ Kept once for all blocks of a stack: the memory, tensors of masks. Kept once for
 cosines of rope. What is received over an edge is the input of the stage's first block; what is sent is kept by nobody
 here.
 
-The peak of a step plays the stage's row of the schedule: every forward adds a microbatch, every backward takes one
+The peak of a step plays the rank's row of the schedule: every forward adds a microbatch, every backward takes one
 away, and may stand on top of the others by what its recomputation needs.
 
 Compare Korthikanti et al. 2022 (arXiv 2205.05198), section 4; their 34 s b h and 5 a s^2 b are the half-precision sums
@@ -24,32 +24,38 @@ gradients under way, parameters, what is held outside of autograd.
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Mapping
+from typing import Self, TypeAlias
 
 from models.costs import Side
 from parallel import keeps
 from parallel.cores import Core
 from parallel.figures import StepShape
+from parallel.halves import deferred_bytes
 from parallel.keeps import Microbatch
-from parallel.schedule import Action
+from parallel.schedule import Row
 from parallel.share import Share
+
+Key: TypeAlias = tuple[int, int]
+"""Stage and microbatch."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Saved:
-    """Bytes that one rank keeps of one microbatch.
+    """Bytes that one stage keeps of one microbatch.
 
     Attributes:
         by_part: at the end of the forward: embedding, relative_bias, self_attention, cross_attention, ffn, norms,
             memory, head, loss.
-        shared: of these, kept once however many microbatches are in flight.
+        shared: of these, kept once however many microbatches and stages of the rank are in flight, by table.
         on_top: most by which the backward exceeds what is kept at its start.
+        deferred: kept after the input's half of a split backward, for the weights' half.
     """
 
     by_part: dict[str, int]
-    shared: int
+    shared: dict[str, int]
     on_top: int
+    deferred: int = 0
 
     @property
     def total(self) -> int:
@@ -59,28 +65,41 @@ class Saved:
 def saved_bytes(share: Share, shape: StepShape, size: int) -> Saved:
     """What a rank keeps of a microbatch of `size` sequences."""
     tape = _Tape()
-    _stage(tape, Microbatch(share=share, shape=shape, size=size))
-    return Saved(by_part=dict(tape.by_part), shared=tape.shared, on_top=max(0, tape.peak - tape.now))
+    micro = Microbatch(share=share, shape=shape, size=size)
+    _stage(tape, micro)
+    return Saved(
+        by_part=dict(tape.by_part),
+        shared=dict(tape.shared),
+        on_top=max(0, tape.peak - tape.now),
+        deferred=deferred_bytes(micro),
+    )
 
 
-def peak_over(row: Sequence[Action], saved: Sequence[Saved]) -> int:
+def peak_over(row: Row, saved: Mapping[Key, Saved]) -> int:
     """Most that a rank keeps at any moment of a step.
 
     Args:
-        row: its stage's row of the schedule; transfers are not read.
-        saved: what it keeps of each microbatch.
+        row: its row of the schedule.
+        saved: what it keeps, by stage and microbatch.
     """
-    now = most = in_flight = 0
+    now = most = 0
+    users: Counter[str] = Counter()
     for action in row:
-        held = saved[action.microbatch]
+        held = saved[action.stage, action.microbatch]
         if action.kind == "forward":
-            now += held.total - (held.shared if in_flight else 0)
-            in_flight += 1
+            now += held.total - sum(size for table, size in held.shared.items() if users[table])
+            users.update(held.shared.keys())
             most = max(most, now)
-        elif action.kind == "backward":
+        elif action.kind == "backward_weight":
+            now -= held.deferred
+        else:
             most = max(most, now + held.on_top)
-            in_flight -= 1
-            now -= held.total - (held.shared if in_flight else 0)
+            users.subtract(held.shared.keys())
+            now -= held.total - sum(size for table, size in held.shared.items() if users[table])
+            if action.kind == "backward_input":
+                now += held.deferred
+                # With recomputation more is left than there was.
+                most = max(most, now)
     return most
 
 
@@ -89,16 +108,17 @@ class _Tape:
 
     def __init__(self) -> None:
         self.by_part: Counter[str] = Counter()
-        self.now = self.peak = self.shared = 0
+        self.shared: Counter[str] = Counter()
+        self.now = self.peak = 0
 
     def keep(self, part: str, size_bytes: int) -> None:
         self.by_part[part] += size_bytes
         self.now += size_bytes
         self.peak = max(self.peak, self.now)
 
-    def keep_shared(self, part: str, size_bytes: int) -> None:
-        """Kept once for all microbatches."""
-        self.shared += size_bytes
+    def keep_shared(self, part: str, table: str, size_bytes: int) -> None:
+        """Kept once for all microbatches and stages."""
+        self.shared[table] += size_bytes
         self.keep(part, size_bytes)
 
     def recompute(self, size_bytes: int) -> None:
@@ -193,7 +213,7 @@ def _attention(tape: _Tape, micro: Microbatch, side: Side, part: str, *, is_firs
     is_region = micro.share.layout.recompute == "selective"
     if is_first:
         if is_self:
-            tape.keep_shared(part, _rope_bytes(micro, side))
+            tape.keep_shared(part, side, _rope_bytes(micro, side))
         else:
             tape.keep("memory", micro.memory_bytes)
         # Only the fused kernel and a region keep the mask's tensor; adding it to scores keeps nothing.

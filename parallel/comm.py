@@ -5,8 +5,10 @@ Each verb issues the operation and writes one event; over a group of one rank it
 that degree 1 is plain PyTorch. Verbs over tensors return a `Pending`: `wait()` before the result is used.
 
 Groups are named: the axes `dp pp cp tp`, `model` (pp x cp x tp, all that hold one replica of the model), `kv_replica`
-(ranks with the same KV head) and `tied:<name>` (stages with a copy of one parameter). Control messages
-(`gather_objects`, `collect_objects`, `barrier`) are no events: they never happen inside a step.
+(ranks with the same KV head), `tied:<name>` (pipeline ranks with a copy of one parameter) and one a channel: messages
+from one pipeline rank to another in one direction. A channel is first in, first out, and no channel waits for another:
+each has a group of its own, which on NCCL is a stream of its own. Control messages (`gather_objects`,
+`collect_objects`, `barrier`) are no events: they never happen inside a step.
 """
 
 import dataclasses
@@ -21,6 +23,8 @@ from torch import Tensor
 from parallel.ledger import Event, Ledger, Operation, Phase
 from parallel.mesh import AXES, Coordinate, Mesh
 from parallel.plan import Plan
+from parallel.schedule import Direction
+from parallel.transfers import channels
 
 # torch 2.13 renamed the two; older releases know only the first name of each pair.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -59,12 +63,10 @@ _DONE = Done()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Transfer:
-    """One tensor to send to, or buffer to fill from, the stage `offset` stages away."""
+class Message:
+    """One tensor to send, or buffer to fill."""
 
-    operation: Literal["send", "receive"]
     tensor: Tensor
-    offset: int
     site: Site
 
 
@@ -83,12 +85,11 @@ class Groups:
         rank_lists: Sequence[tuple[int, ...]],
         rank: int,
         *,
-        carries: Literal["collectives", "transfers"] = "collectives",
+        carries: str = "collectives",
     ) -> tuple[Group, tuple[int, ...]]:
         """Makes a group for every list and returns the one `rank` is in; (None, ()) when it is in none.
 
-        Transfers have groups of their own: gloo numbers what runs in a group, inner stages send more than outer ones,
-        and a check of collectives against their partners' (`TORCH_DISTRIBUTED_DEBUG=DETAIL`) wants equal numbers.
+        Groups that carry different things are different groups, also of the same ranks.
         """
         mine: tuple[Group, tuple[int, ...]] = (None, ())
         for ranks in rank_lists:
@@ -136,12 +137,15 @@ class Comm:
         named: dict[str, _Named] = {}
         for axis in AXES:
             named[axis] = _Named(*groups.make(mesh.groups(axis), rank))
-        named["edge"] = _Named(*groups.make(mesh.groups("pp"), rank, carries="transfers"))
+        for source, target, direction in channels(plan.edges, plan.ranks):
+            pairs = [(line[source], line[target]) for line in mesh.groups("pp")]
+            name = _channel_name(source, target, direction)
+            named[name] = _Named(*groups.make([tuple(sorted(pair)) for pair in pairs], rank, carries=name))
         named["model"] = _Named(*groups.make(mesh.groups("pp", "cp", "tp"), rank))
         replicas = max(1, mesh.tp // plan.config.num_kv_heads)
         named["kv_replica"] = _Named(*groups.make(_runs(mesh.groups("tp"), replicas), rank))
         for shared in plan.shared:
-            lists = [tuple(line[stage] for stage in sorted(shared.stages)) for line in mesh.groups("pp")]
+            lists = [tuple(line[pp] for pp in sorted(shared.ranks)) for line in mesh.groups("pp")]
             named[f"tied:{shared.name}"] = _Named(*groups.make(lists, rank))
         return cls(mesh=mesh, rank=rank, groups=named, device=device)
 
@@ -193,21 +197,28 @@ class Comm:
 
     # ---- point to point ---------------------------------------------------------------------------------------
 
-    def exchange(self, transfers: Sequence[Transfer]) -> list[Pending]:
-        """Issues sends and receives with neighbouring stages as one batch; one `Pending` a transfer, in order."""
-        pp = self._groups["edge"]
-        operations = []
-        for transfer in transfers:
-            peer = pp.ranks[self.coordinate.pp + transfer.offset]
-            phase: Phase = "forward" if (transfer.operation == "send") == (transfer.offset > 0) else "backward"
-            self._write(transfer.operation, "pp", transfer.tensor, transfer.site, phase)
-            verb = dist.isend if transfer.operation == "send" else dist.irecv
-            operations.append(dist.P2POp(verb, transfer.tensor, peer, group=pp.group))
-        works = dist.batch_isend_irecv(operations)
-        if len(works) == len(transfers):
+    def send(self, messages: Sequence[Message], peer: int, *, direction: Direction) -> list[Pending]:
+        """Sends tensors to the rank at a pipeline coordinate as one batch; one `Pending` a message, in order."""
+        name = _channel_name(self.coordinate.pp, peer, direction)
+        return self._exchange("send", dist.isend, messages, name, direction)
+
+    def receive(self, messages: Sequence[Message], peer: int, *, direction: Direction) -> list[Pending]:
+        """Posts buffers for what the rank at a pipeline coordinate sends, in the order in which it does."""
+        name = _channel_name(peer, self.coordinate.pp, direction)
+        return self._exchange("receive", dist.irecv, messages, name, direction)
+
+    def _exchange(
+        self, operation: Operation, verb: Any, messages: Sequence[Message], name: str, direction: Direction
+    ) -> list[Pending]:
+        channel = self._groups[name]
+        (other,) = (rank for rank in channel.ranks if rank != self.rank)
+        for message in messages:
+            self._write(operation, "pp", message.tensor, message.site, direction)
+        works = dist.batch_isend_irecv([dist.P2POp(verb, m.tensor, other, group=channel.group) for m in messages])
+        if len(works) == len(messages):
             return list(works)
-        # NCCL coalesces a batch into one handle: every transfer is done when it is.
-        return [works[-1]] * len(transfers)
+        # NCCL coalesces a batch into one handle: every message is done when it is.
+        return [works[-1]] * len(messages)
 
     # ---- control, outside of steps ------------------------------------------------------------------------------
 
@@ -249,6 +260,10 @@ class Comm:
     def _pending(work: Pending | None) -> Pending:
         assert work is not None, "this rank is not in the group"
         return work
+
+
+def _channel_name(source: int, target: int, direction: Direction) -> str:
+    return f"channel:{source}>{target} {direction}"
 
 
 def _runs(groups: Sequence[tuple[int, ...]], length: int) -> list[tuple[int, ...]]:

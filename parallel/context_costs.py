@@ -72,17 +72,21 @@ def predict_context(
 
 def _with_ring(prediction: RankPrediction, share: Share, shape: StepShape, cp: int) -> RankPrediction:
     sizes = microbatch_sizes(shape.num_sequences, share.layout.microbatches)
-    saved = {size: _saved(share, shape, size, cp) for size in set(sizes)}
+    saved = [{size: _saved(chunk, shape, size, cp) for size in set(sizes)} for chunk in share.chunks]
+    by_action = {
+        (stage.index, microbatch): held[size]
+        for stage, held in zip(share.stages, saved, strict=True)
+        for microbatch, size in enumerate(sizes)
+    }
     flops = _flops(share, shape, cp)
-    row = share.plan.table[share.coordinate.pp]
     figures = dataclasses.replace(
         prediction.figures,
         events=(*map(_renamed, prediction.figures.events), *_ring(share, shape, cp)),
         flops=sum(flops.values(), start=PhaseFlops()),
-        saved_bytes=saved[sizes[0]].total,
-        peak_saved_bytes=peak_over(row, [saved[size] for size in sizes]),
+        saved_bytes=saved[0][sizes[0]].total,
+        peak_saved_bytes=peak_over(share.plan.table[share.coordinate.pp], by_action),
     )
-    return dataclasses.replace(prediction, figures=figures, flops=flops, saved=saved[sizes[0]])
+    return dataclasses.replace(prediction, figures=figures, flops=flops, saved=saved[0][sizes[0]])
 
 
 # ---- scores ---------------------------------------------------------------------------------------------------------
@@ -125,8 +129,11 @@ def _saved(share: Share, shape: StepShape, size: int, cp: int) -> Saved:
         return _with_all_keys(lambda times: stretched[times].by_part[part], cp)
 
     parts = {part: kept(part) for part in stretched[1].by_part}
-    on_top = _with_all_keys(lambda times: stretched[times].on_top, cp)
-    return Saved(by_part=parts, shared=stretched[1].shared, on_top=on_top)
+    return dataclasses.replace(
+        stretched[1],
+        by_part=parts,
+        on_top=_with_all_keys(lambda times: stretched[times].on_top, cp),
+    )
 
 
 # ---- events ---------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ Left out: values. A loss is never right here, a shape never wrong.
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -94,7 +94,7 @@ class _OwnGroups(Groups):
         rank_lists: Sequence[tuple[int, ...]],
         rank: int,
         *,
-        carries: Literal["collectives", "transfers"] = "collectives",
+        carries: str = "collectives",
     ) -> tuple[Group, tuple[int, ...]]:
         return super().make([ranks for ranks in rank_lists if rank in ranks], rank, carries=carries)
 

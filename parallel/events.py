@@ -12,13 +12,13 @@ tp:
     head                              the same as colwise
     loss                              all-reduce of L b largest logits, all-reduce of 2 L b sums
 
-Full recomputation repeats the forward events of blocks in the phase `recompute`. Edges of the pipeline carry M, or M /
-t under sequence parallelism, of every stream that crosses: a send on one side, a receive on the other. After the last
-backward, once a step whatever the number of microbatches:
+Full recomputation repeats the forward events of blocks in the phase `recompute`. Edges between pipeline ranks carry M,
+or M / t under sequence parallelism, of every stream that crosses: a send on one side, a receive on the other. After the
+last backward, once a step whatever the number of microbatches:
 
     gradient.sequence     all-reduce over tp of what every tp rank holds whole (sp)
     gradient.kv_replica   all-reduce over the ranks that share a KV head
-    gradient.tied.*       all-reduce over the stages that hold a copy
+    gradient.tied.*       all-reduce over the pipeline ranks that hold a copy
     gradient.dp           all-reduce over dp of all gradients
     gradient.norm         all-reduce of one scalar over pp and tp
     loss.tokens           all-reduce of one count over dp;      loss.sum    of one scalar over dp, then over pp
@@ -64,7 +64,10 @@ def padded_length(plan: Plan, shape: StepShape, stream: str) -> int:
 
 
 def _microbatch_events(share: Share, shape: StepShape, size: int, entries: list[Entry]) -> Iterator[Event]:
+    num_readers = sum(bool(chunk.blocks("decoder")) for chunk in share.chunks)
     for entry in entries:
+        # The memory enters once a stage, everything else once a block or a rank.
+        times = num_readers if entry.style == "memory_entry" else 1
         positions = padded_length(share.plan, shape, entry.stream) * size
         if entry.style == "vocabulary_loss":
             yield _in_model(share, entry, "all_reduce", positions * shape.accumulated_bytes, "forward")
@@ -72,7 +75,8 @@ def _microbatch_events(share: Share, shape: StepShape, size: int, entries: list[
             continue
         is_block = ".block." in entry.module
         for operation, phase in _entry_operations(entry, is_again=is_block and share.layout.recompute == "full"):
-            yield _in_model(share, entry, operation, positions * share.config.width * shape.dtype_bytes, phase)
+            event = _in_model(share, entry, operation, positions * share.config.width * shape.dtype_bytes, phase)
+            yield from [event] * times
     yield from _edge_events(share, shape, size)
 
 
@@ -94,23 +98,25 @@ def _entry_operations(entry: Entry, *, is_again: bool) -> Iterator[tuple[Operati
 
 
 def _edge_events(share: Share, shape: StepShape, size: int) -> Iterator[Event]:
-    """Hidden states forward, their gradients backward, over the edge before and the edge after the stage."""
-    stage = share.stage
-    for first, names in ((stage.index - 1, stage.inputs), (stage.index, stage.outputs)):
-        is_before = first < stage.index
-        for name in names:
+    """Hidden states forward, their gradients backward, over every edge between a stage here and one elsewhere."""
+    ranks = share.plan.ranks
+    for edge in share.plan.edges:
+        first, last = (ranks[stage] == share.coordinate.pp for stage in (edge.first, edge.last))
+        if first == last:
+            continue
+        directions: tuple[tuple[Operation, Phase], ...] = (
+            ("receive" if last else "send", "forward"),
+            ("send" if last else "receive", "backward"),
+        )
+        for name in edge.carries:
             positions = share.sequence_shard(padded_length(share.plan, shape, name)) * size
-            directions: tuple[tuple[Operation, Phase], ...] = (
-                ("receive" if is_before else "send", "forward"),
-                ("send" if is_before else "receive", "backward"),
-            )
             for operation, phase in directions:
                 yield Event(
                     operation=operation,
                     axis="pp",
                     group_size=2,
                     payload_bytes=positions * share.config.width * shape.dtype_bytes,
-                    site=f"edge.{first}-{first + 1}",
+                    site=edge.name,
                     stream=name,
                     phase=phase,
                 )
@@ -143,7 +149,7 @@ def _gradient_events(share: Share, shape: StepShape) -> Iterator[Event]:
         name = dict(shared.holders).get(share.coordinate.pp)
         if name is not None:
             count = _shared_elements(share, name)
-            yield _in_step("all_reduce", "tied", len(shared.stages), count * element, f"gradient.tied.{shared.name}")
+            yield _in_step("all_reduce", "tied", len(shared.ranks), count * element, f"gradient.tied.{shared.name}")
     yield from _data_parallel_events(share, parameter_counts(share).total * element)
     yield _in_step("all_reduce", "model", layout.pp * layout.tp, shape.accumulated_bytes, "gradient.norm")
     yield _in_step("all_reduce", "dp", layout.dp, shape.accumulated_bytes, "loss.sum")

@@ -101,7 +101,7 @@ class RankFigures:
         parameter_bytes, gradient_bytes: as the native engine keeps them.
         events: its communication, equal events counted.
         flops: of all its microbatches.
-        saved_bytes: kept for the backward when the first microbatch's forward is done.
+        saved_bytes: kept for the backward when the first forward is done: the first microbatch on the first stage.
         peak_saved_bytes: most that is kept at any moment of the step.
     """
 

@@ -5,7 +5,7 @@ step these are summed, each over the ranks whose parts add up:
 
     sequence      parameters that every tp rank holds whole but that saw a shard of the sequence (sp)     over tp
     kv_replica    rows of KV heads that several tp ranks hold, having fewer heads than ranks              over those
-    tied          parameters of which several stages hold a copy (embeddings, head, relative biases)      over those
+    tied          parameters of which several pp ranks hold a copy (embeddings, head, relative biases)      over those
     dp            everything                                                                              over dp
 
 One all-reduce each (one a shared parameter for `tied`), once a step whatever the number of microbatches. The sums are
@@ -21,7 +21,7 @@ from parallel.plan import Plan
 
 
 class Gradients:
-    """The gradients of one rank's stage.
+    """The gradients of one rank's stages.
 
     Attributes:
         flat: all gradients, those to sum over the sequence first.
@@ -81,7 +81,7 @@ class Gradients:
         view, tp = self.views[name], self._comm.coordinate.tp
         for shared in self._plan.shared:
             is_held_here = dict(shared.holders).get(self._comm.coordinate.pp) == name
-            if is_held_here and shared.stages[0] != self._comm.coordinate.pp:
+            if is_held_here and shared.ranks[0] != self._comm.coordinate.pp:
                 return []
         shard = self._plan.shard(name, tp)
         if shard.is_whole:

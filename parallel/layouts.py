@@ -11,20 +11,38 @@ from typing import Any, Literal, get_args
 
 from models.config import ModelConfig
 from parallel.mesh import Mesh
+from parallel.placement import Placement, check_chunks
 
-Schedule = Literal["gpipe", "1f1b"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zb_h1", "zb_h2", "zb_v", "list"]
+Transport = Literal["relay", "direct"]
 MemoryGather = Literal["per_block", "per_stage"]
 Recompute = Literal["none", "selective", "full"]
 AttentionKernel = Literal["fused", "materialised"]
-Cut = Literal["even", "aligned"] | tuple[int, ...]
+NamedCut = Literal["even", "aligned", "parameters", "flops", "times", "memory"]
+Cut = NamedCut | tuple[int, ...]
+
+PLACEMENTS: dict[Schedule, tuple[Placement, ...]] = {
+    "gpipe": get_args(Placement),
+    "1f1b": ("linear",),
+    "interleaved": ("interleaved", "folded"),
+    "zb_h1": ("linear",),
+    "zb_h2": ("linear",),
+    "zb_v": ("v",),
+    "list": get_args(Placement),
+}
+"""Placements that a schedule runs on."""
+COSTED_CUTS = ("parameters", "flops", "times", "memory")
+"""Cuts that depend on what blocks cost, and so on a profile."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
     """The degrees and options of one partitioning.
 
-    `cut` is `even` (block counts differ by one at most), `aligned` (every stage encoder XOR decoder) or the explicit
-    first blocks of stages 1, 2, ... in the flat block list, encoder first. `sp` is sequence parallelism of the
+    `cut` is `even` (block counts differ by one at most), `aligned` (every stage encoder XOR decoder), balanced by what
+    blocks cost (`parameters`, `flops`, `times` as measured, `memory`) or the explicit first blocks of stages 1, 2, ...
+    in the flat block list, encoder first. `chunks` stages a pipeline rank are dealt out by `placement`; `transport` is
+    the way of the memory to the decoder's stages. `sp` is sequence parallelism of the
     Megatron kind, on the tp axis; `cp` shards it on an axis of its own. `zero` is the ZeRO stage over dp.
     `microbatches` is their number per step and data-parallel rank. What an engine cannot run can still be accounted.
     """
@@ -38,6 +56,9 @@ class Layout:
     microbatches: int = 1
     schedule: Schedule = "1f1b"
     cut: Cut = "even"
+    chunks: int = 1
+    placement: Placement = "linear"
+    transport: Transport = "relay"
     memory_gather: MemoryGather = "per_stage"
     recompute: Recompute = "none"
     attention: AttentionKernel = "fused"
@@ -49,15 +70,25 @@ class Layout:
                 raise ValueError(f"{field} = {getattr(self, field)}; it must be at least 1")
         for field, choices in (
             ("schedule", Schedule),
+            ("transport", Transport),
             ("memory_gather", MemoryGather),
             ("recompute", Recompute),
             ("attention", AttentionKernel),
         ):
             if getattr(self, field) not in get_args(choices):
                 raise ValueError(f"{field} = {getattr(self, field)!r}; choose one of {', '.join(get_args(choices))}")
-        if not isinstance(self.cut, str) and len(self.cut) != self.pp - 1:
+        check_chunks(self.placement, self.pp, self.chunks)
+        if self.placement not in PLACEMENTS[self.schedule]:
+            able = ", ".join(name for name, placements in PLACEMENTS.items() if self.placement in placements)
             raise ValueError(
-                f"cut {list(self.cut)} makes {len(self.cut) + 1} stages, but pp = {self.pp}; give {self.pp - 1} cuts"
+                f"schedule {self.schedule!r} cannot run on placement {self.placement!r}: it needs placement "
+                f"{' or '.join(PLACEMENTS[self.schedule])}; schedules for {self.placement!r} are {able}"
+            )
+        if not isinstance(self.cut, str) and len(self.cut) != self.num_stages - 1:
+            chunks = f" x chunks = {self.chunks}" if self.chunks > 1 else ""
+            raise ValueError(
+                f"cut {list(self.cut)} makes {len(self.cut) + 1} stages, but pp = {self.pp}{chunks}; "
+                f"give {self.num_stages - 1} cuts"
             )
         if self.zero not in (0, 1, 2, 3):
             raise ValueError(f"zero = {self.zero}; choose 0 (off), 1, 2 or 3")
@@ -68,15 +99,15 @@ class Layout:
 
     def _check_types(self) -> None:
         """An experiment's file may hold anything."""
-        for field in ("tp", "pp", "dp", "cp", "zero", "microbatches"):
+        for field in ("tp", "pp", "dp", "cp", "zero", "microbatches", "chunks"):
             if type(getattr(self, field)) is not int:
                 raise ValueError(f"{field} = {getattr(self, field)!r}; it must be a whole number")
         if type(self.sp) is not bool:
             raise ValueError(f"sp = {self.sp!r}; it must be true or false")
         is_explicit = isinstance(self.cut, tuple) and all(type(first) is int for first in self.cut)
-        if not is_explicit and self.cut not in ("even", "aligned"):
+        if not is_explicit and self.cut not in get_args(NamedCut):
             cut = list(self.cut) if isinstance(self.cut, tuple) else self.cut
-            raise ValueError(f"cut = {cut!r}; choose even, aligned or a list of first blocks")
+            raise ValueError(f"cut = {cut!r}; choose one of {', '.join(get_args(NamedCut))} or a list of first blocks")
 
     @property
     def mesh(self) -> Mesh:
@@ -87,10 +118,23 @@ class Layout:
         return self.mesh.size
 
     @property
+    def num_stages(self) -> int:
+        return self.pp * self.chunks
+
+    @property
+    def needs_profile(self) -> bool:
+        """Whether its stages or its schedule depend on what blocks cost."""
+        return self.cut in COSTED_CUTS or self.schedule == "list"
+
+    @property
     def label(self) -> str:
-        """Short and unique text form, e.g. `tp2 sp pp2(aligned) dp1 m4 1f1b per_stage`."""
+        """Short and unique text form, e.g. `tp2 sp pp2(aligned) dp1 m4 1f1b per_stage`; chunks `pp2x2(even) folded`."""
         cut = self.cut if isinstance(self.cut, str) else ",".join(map(str, self.cut))
-        parts = [f"tp{self.tp}", "sp" if self.sp else "", f"pp{self.pp}({cut})", f"dp{self.dp}"]
+        chunks = f"x{self.chunks}" if self.chunks > 1 else ""
+        parts = [f"tp{self.tp}", "sp" if self.sp else "", f"pp{self.pp}{chunks}({cut})"]
+        parts += [self.placement] if self.placement != "linear" else []
+        parts += [self.transport] if self.transport != "relay" else []
+        parts += [f"dp{self.dp}"]
         parts += [f"cp{self.cp}"] if self.cp > 1 else []
         parts += [f"zero{self.zero}"] if self.zero else []
         parts += [f"m{self.microbatches}", self.schedule, self.memory_gather]
@@ -148,13 +192,37 @@ class Layout:
         smallest = min(config.vocabulary, config.source_vocabulary or config.vocabulary)
         if smallest < self.tp:
             raise ValueError(f"vocabulary {smallest} over tp={self.tp}: every rank needs a row; try tp <= {smallest}")
-        if self.pp > config.num_blocks:
+        if self.num_stages > config.num_blocks:
+            chunks = f" x chunks = {self.chunks}" if self.chunks > 1 else ""
+            nearest = f"chunks <= {config.num_blocks // self.pp}" if config.num_blocks >= self.pp else ""
             raise ValueError(
-                f"pp = {self.pp} stages over {config.num_blocks} blocks: every stage needs a block; "
-                f"try pp <= {config.num_blocks}"
+                f"pp = {self.pp}{chunks} stages over {config.num_blocks} blocks: every stage needs a block; "
+                f"try {nearest or f'pp <= {config.num_blocks}'}"
             )
+        if self.placement == "folded":
+            self._check_folded(config)
         if self.cut == "aligned" and config.has_cross_attention and self.pp == 1:
             raise ValueError("cut = 'aligned' needs pp >= 2: an encoder stage and a decoder stage; try cut = 'even'")
+
+    def _check_folded(self, config: ModelConfig) -> None:
+        """The encoder fills the first half of the stages, the decoder the second."""
+        if not config.has_cross_attention:
+            raise ValueError(
+                f"placement 'folded' puts encoder and decoder side by side: {config.name} is {config.architecture}; "
+                "try placement = 'interleaved'"
+            )
+        half = self.num_stages // 2
+        fewest = min(config.num_encoder_blocks, config.num_decoder_blocks)
+        if half > fewest:
+            raise ValueError(
+                f"placement 'folded' cuts each side into {half} stages, but one has {fewest} blocks: "
+                f"try pp x chunks <= {2 * fewest}"
+            )
+        if not isinstance(self.cut, str) and self.cut[half - 1] != config.num_encoder_blocks:
+            raise ValueError(
+                f"placement 'folded' has the encoder in stages 0 to {half - 1}: cut {list(self.cut)} must have "
+                f"{config.num_encoder_blocks} in place {half - 1}, or be even"
+            )
 
     def check_sequences(self, num_sequences: int) -> None:
         """Raises ValueError when a step's `num_sequences` cannot be dealt to ranks and microbatches."""

@@ -14,11 +14,13 @@ import functools
 from models.config import ModelConfig
 from parallel.activations import Saved, saved_bytes
 from parallel.figures import Optimizer, StepShape
-from parallel.layouts import Layout, Schedule, microbatch_sizes
+from parallel.layouts import Layout, microbatch_sizes
 from parallel.mesh import Coordinate
 from parallel.parameters import StateBytes, state_bytes
 from parallel.partition import stages
 from parallel.plan import Plan
+from parallel.schedule import max_in_flight
+from parallel.schedules import BUILDERS
 from parallel.share import Share
 
 
@@ -34,11 +36,6 @@ class Load:
     @property
     def total_bytes(self) -> int:
         return self.states.total + self.peak_saved_bytes
-
-
-def in_flight(schedule: Schedule, num_stages: int, microbatches: int, stage: int) -> int:
-    """Most microbatches that a stage keeps at once; `parallel.schedule` plays the same, a whole table at a time."""
-    return microbatches if schedule == "gpipe" else min(microbatches, num_stages - stage)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,8 +76,9 @@ class Loads:
         if len(set(sizes)) > 1:
             raise ValueError(f"microbatches of {sizes[0]} and {sizes[-1]} sequences: give as many to each")
         self._size = sizes[0]
-        self._cut = functools.cache(lambda pp: stages(self.config, pp, self.base.cut))
+        self._cut = functools.cache(lambda pp: stages(self.config, self.base.replace(pp=pp)))
         self._kinds = functools.cache(self._make_kinds)
+        self._in_flight = functools.cache(self._count_in_flight)
         self._saved: dict[object, Saved] = {}
         self._states: dict[object, StateBytes] = {}
 
@@ -102,14 +100,21 @@ class Loads:
                 master_weights=self.master_weights,
             )
         saved = self._saved[saved_key]
-        count = in_flight(layout.schedule, layout.pp, layout.microbatches, kind.coordinate.pp)
-        peak = count * saved.total - (count - 1) * saved.shared + saved.on_top
+        count = self._in_flight(layout.pp)[kind.coordinate.pp]
+        peak = count * saved.total - (count - 1) * sum(saved.shared.values()) + saved.on_top
         return Load(layout=layout, coordinate=kind.coordinate, states=self._states[states_key], peak_saved_bytes=peak)
 
     def _share(self, layout: Layout, coordinate: Coordinate) -> Share:
         # Entries and copies of shared parameters tell of communication, which takes no bytes here.
-        plan = Plan(config=self.config, layout=layout, stages=self._cut(layout.pp), shared=(), entries=())
+        plan = Plan(
+            config=self.config, layout=layout, stages=self._cut(layout.pp), shared=(), entries=(), edges=(), table=()
+        )
         return Share(plan=plan, coordinate=coordinate, num_ranks=1)
+
+    def _count_in_flight(self, pp: int) -> tuple[int, ...]:
+        """Most microbatches that each stage keeps at once."""
+        table = BUILDERS[self.base.schedule](range(pp), self.base.microbatches)
+        return tuple(int(max_in_flight(row)) for row in table)
 
     def _make_kinds(self, tp: int, pp: int) -> tuple[_Kind, ...]:
         layout = self.base.replace(tp=tp, pp=pp, dp=1, cp=1, sp=False, zero=0, recompute="none")

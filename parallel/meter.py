@@ -25,6 +25,7 @@ from parallel.ledger import Event, totals
 from parallel.operators import Operators
 from parallel.saved import SavedBytes
 from parallel.schedule import Action
+from parallel.transfers import Step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +68,7 @@ class Meter:
         self._engine = engine
         self._holding = _Holding.of(engine)
         self._first_event = len(engine.comm.ledger)
-        self._saved = SavedBytes(engine.model)
+        self._saved = SavedBytes(engine.model, engine.deferral)
         self._handles: list[RemovableHandle] = []
         self._segments: list[Segment] = []
         self._block = ""
@@ -95,13 +96,13 @@ class Meter:
     # ---- the observer -------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def action(self, action: Action) -> Iterator[None]:
+    def action(self, action: Step) -> Iterator[None]:
         """Around one action of the executor; transfers compute nothing and keep nothing."""
-        if action.kind not in ("forward", "backward"):
+        if not isinstance(action, Action):
             yield
             return
         first_event = len(self._engine.comm.ledger)
-        self.operators.phase = action.kind
+        self.operators.phase = "forward" if action.kind == "forward" else "backward"
         self._segments = []
         self._cut("")
         self._segments.clear()

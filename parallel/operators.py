@@ -33,6 +33,9 @@ _REGION = "_RegionBackward"
 _ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001, operators have such names
 _ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward  # noqa: SLF001
 
+_IN_PLACE = {torch.ops.aten.addmm_: torch.ops.aten.addmm}
+"""Operators that PyTorch's counter knows under another name only."""
+
 
 class Operators(TorchDispatchMode):
     """Context in which operators are counted.
@@ -89,7 +92,7 @@ def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
         return 2 * _product_flops(args[0], args[1])
     if packet is _ATTENTION_BACKWARD:
         return 5 * _product_flops(args[1], args[2])
-    count = flop_registry.get(packet)
+    count = flop_registry.get(_IN_PLACE.get(packet, packet))
     return int(count(*args, **kwargs, out_val=out)) if count else 0
 
 

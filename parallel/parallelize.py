@@ -1,11 +1,12 @@
 """How a whole model becomes what one rank holds: the one place that changes a model.
 
-    whole model (meta device)  ->  slice of a stage  ->  shards of its parameters  ->  modules that communicate
+    whole model (meta device)  ->  slice of its stages  ->  shards of its parameters  ->  modules that communicate
 
 Read `parallelize` from top to bottom: its body is the list of steps. Nothing here asks which architecture it has; the
 plan's entries say all. With degree 1 everywhere no module is changed.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,12 +18,13 @@ from models.attention import fused_attention, materialised_attention
 from models.dropout import Dropout
 from models.head import Head
 from models.initial import draw
-from models.layers import FusedLinear
+from models.layers import FusedLinear, Linear
 from models.model import Model
 from models.slicing import slice_model, tie
 from models.sublayers import Attention
 from parallel.collectives import slice_sequence
 from parallel.comm import Comm
+from parallel.deferral import Deferral, product
 from parallel.plan import Entry, Plan, Shard
 from parallel.recompute import apply_recompute
 from parallel.tensor import ColumnLinear, MemoryEntry, RowLinear
@@ -34,8 +36,8 @@ def parallelize(model: Model, plan: Plan, comm: Comm) -> Model:
 
     Parameters stay without values: `materialise` draws them.
     """
-    stage = plan.stages[comm.coordinate.pp]
-    slice_model(model, stage.first, stage.last)
+    ranges = [(stage.first, stage.last) for stage in plan.stages_of(comm.coordinate.pp)]
+    slice_model(model, plan.config, *ranges)
     shard_parameters(model, plan, comm)
     swap_modules(model, plan, comm)
     tie(model, plan.config)
@@ -70,6 +72,15 @@ def choose_attention(model: nn.Module, plan: Plan) -> None:
     for module in model.modules():
         if isinstance(module, Attention):
             module.use(kernel)
+
+
+def split_backward(model: nn.Module, deferral: Deferral) -> None:
+    """Makes every product leave its weights' gradients to `deferral` while that collects."""
+    for module in model.modules():
+        if isinstance(module, ColumnLinear | RowLinear | VocabularyHead):
+            module.deferral = deferral
+        elif isinstance(module, FusedLinear | Linear | Head):
+            module.product = functools.partial(product, deferral=deferral)
 
 
 def materialise(
@@ -111,7 +122,7 @@ def _colwise(module: nn.Module, entry: Entry, comm: Comm) -> nn.Module:
     return ColumnLinear(weight=module.weight, bias=module.bias, entry=entry, comm=comm)
 
 
-def _rowwise(module: nn.Linear, entry: Entry, comm: Comm) -> nn.Module:
+def _rowwise(module: Linear, entry: Entry, comm: Comm) -> nn.Module:
     weight = module.weight
     assert isinstance(weight, nn.Parameter)
     return RowLinear(weight=weight, bias=module.bias, entry=entry, comm=comm)

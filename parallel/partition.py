@@ -7,16 +7,17 @@ embedding of a stack lives with the stack's first block, its final norm with its
     edges                                                  0 -> 1: source    1 -> 2: target, memory
 
 Any cut is legal. What crosses an edge follows from where it falls: `source` inside the encoder, `memory` at the
-boundary, `target` and `memory` inside a decoder that reads a memory. Left out: costs (which cut is best).
+boundary, `target` and `memory` inside a decoder that reads a memory. Left out: which cut costs least
+(`parallel/balance.py`).
 """
 
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 from models.config import ModelConfig
-from parallel.layouts import Cut
+from parallel.layouts import COSTED_CUTS, Layout
 
 Carried = Literal["source", "memory", "target"]
 
@@ -37,14 +38,27 @@ class Stage:
         return self.last - self.first
 
 
-def stages(config: ModelConfig, pp: int, cut: Cut) -> tuple[Stage, ...]:
-    """The stages of a cut. Raises ValueError for a stage without blocks."""
-    starts = (0, *first_blocks(config, pp, cut), config.num_blocks)
+class Balancing(Protocol):
+    """Who knows what blocks cost: a profile (`parallel/profile.py`)."""
+
+    def first_blocks(self, config: ModelConfig, layout: Layout) -> tuple[int, ...]:
+        """First blocks of stages 1, 2, ... of the best cut of the layout's kind."""
+        ...
+
+
+def stages(config: ModelConfig, layout: Layout, profile: Balancing | None = None) -> tuple[Stage, ...]:
+    """The stages of a layout's cut. Raises ValueError for a stage without blocks, and as `first_blocks` does."""
+    return stages_of(config, first_blocks(config, layout, profile))
+
+
+def stages_of(config: ModelConfig, cut: Sequence[int]) -> tuple[Stage, ...]:
+    """The stages whose first blocks, but for stage 0, are given. Raises ValueError for a stage without blocks."""
+    starts = (0, *cut, config.num_blocks)
     for index, (first, last) in enumerate(itertools.pairwise(starts)):
         if first >= last:
             raise ValueError(
                 f"stage {index} would hold blocks {first} to {last} of {config.num_blocks}: "
-                f"cuts must rise from 1 to {config.num_blocks - 1}, got {list(starts[1:-1])}"
+                f"cuts must rise from 1 to {config.num_blocks - 1}, got {list(cut)}"
             )
     return tuple(
         Stage(index=index, first=first, last=last, inputs=crossing(config, first), outputs=crossing(config, last))
@@ -52,36 +66,70 @@ def stages(config: ModelConfig, pp: int, cut: Cut) -> tuple[Stage, ...]:
     )
 
 
-def first_blocks(config: ModelConfig, pp: int, cut: Cut) -> tuple[int, ...]:
-    """First blocks of stages 1, 2, ..., pp - 1. Raises ValueError for more stages than blocks."""
-    if not isinstance(cut, str):
-        return cut
-    if pp > config.num_blocks:
-        raise ValueError(f"pp = {pp} stages over {config.num_blocks} blocks: try pp <= {config.num_blocks}")
-    if cut == "aligned" and config.has_cross_attention:
-        return _aligned(config.num_encoder_blocks, config.num_decoder_blocks, pp)
-    return _even(config.num_blocks, pp)
+def first_blocks(config: ModelConfig, layout: Layout, profile: Balancing | None = None) -> tuple[int, ...]:
+    """First blocks of stages 1, 2, ... of a layout's cut.
+
+    Args:
+        config: the model.
+        layout: its cut, stages and placement are read.
+        profile: what blocks cost; only cuts that balance costs need it. With one, `aligned` splits the stages between
+            the sides by cost instead of by blocks.
+
+    Raises:
+        ValueError: more stages than blocks, no profile for a cut that needs one, or a profile that does not fit.
+    """
+    if not isinstance(layout.cut, str):
+        return layout.cut
+    if layout.num_stages > config.num_blocks:
+        chunks = f" x chunks = {layout.chunks}" if layout.chunks > 1 else ""
+        nearest = f"chunks <= {config.num_blocks // layout.pp}" if chunks and config.num_blocks >= layout.pp else ""
+        raise ValueError(
+            f"pp = {layout.pp}{chunks} stages over {config.num_blocks} blocks: "
+            f"try {nearest or f'pp <= {config.num_blocks}'}"
+        )
+    if layout.cut in COSTED_CUTS and profile is None:
+        raise ValueError(
+            f"cut = {layout.cut!r} balances what blocks cost, and there is no profile that tells it: "
+            "experiments count one from their lengths; here try cut = 'even'"
+        )
+    is_aligned = layout.cut == "aligned" and config.has_cross_attention
+    if profile is not None and (is_aligned or layout.cut in COSTED_CUTS):
+        return profile.first_blocks(config, layout)
+    if is_aligned or layout.placement == "folded":
+        return min(aligned_cuts(config, layout), key=lambda cut: _blocks_of_largest(config, cut))
+    return _even(config.num_blocks, layout.num_stages)
+
+
+def aligned_cuts(config: ModelConfig, layout: Layout) -> tuple[tuple[int, ...], ...]:
+    """First blocks of every cut with all stages encoder XOR decoder, each side evenly; the most even split first.
+
+    Raises ValueError where there is none.
+    """
+    num_stages, encoder, decoder = layout.num_stages, config.num_encoder_blocks, config.num_decoder_blocks
+    if num_stages < 2:
+        raise ValueError("cut = 'aligned' needs pp >= 2: an encoder stage and a decoder stage; try cut = 'even'")
+    counts = [count for count in range(1, num_stages) if count <= encoder and num_stages - count <= decoder]
+    if layout.placement == "folded":
+        counts = [count for count in counts if 2 * count == num_stages]
+    if not counts:
+        raise ValueError(
+            f"{num_stages // 2} encoder and {num_stages // 2} decoder stages over {encoder} and {decoder} blocks: "
+            f"try pp x chunks <= {2 * min(encoder, decoder)}"
+        )
+    return tuple(
+        (*_even(encoder, count), encoder, *(encoder + first for first in _even(decoder, num_stages - count)))
+        for count in sorted(counts, key=lambda count: abs(2 * count - num_stages))
+    )
+
+
+def _blocks_of_largest(config: ModelConfig, cut: tuple[int, ...]) -> int:
+    return max(last - first for first, last in itertools.pairwise((0, *cut, config.num_blocks)))
 
 
 def _even(num_blocks: int, num_stages: int) -> tuple[int, ...]:
     """Sizes differ by one at most, the larger ones first: 5 blocks over 2 stages are 3 and 2."""
     size, larger = divmod(num_blocks, num_stages)
     return tuple(itertools.accumulate(size + (index < larger) for index in range(num_stages - 1)))
-
-
-def _aligned(num_encoder_blocks: int, num_decoder_blocks: int, pp: int) -> tuple[int, ...]:
-    """Every stage encoder XOR decoder: the split of the stages whose largest stage is smallest, then evenly inside."""
-    if pp < 2:
-        raise ValueError("cut = 'aligned' needs pp >= 2: an encoder stage and a decoder stage; try cut = 'even'")
-
-    def largest(num_encoder_stages: int) -> int:
-        return max(-(-num_encoder_blocks // num_encoder_stages), -(-num_decoder_blocks // (pp - num_encoder_stages)))
-
-    possible = [count for count in range(1, pp) if count <= num_encoder_blocks and pp - count <= num_decoder_blocks]
-    num_encoder_stages = min(possible, key=lambda count: (largest(count), abs(2 * count - pp)))
-    encoder = _even(num_encoder_blocks, num_encoder_stages)
-    decoder = _even(num_decoder_blocks, pp - num_encoder_stages)
-    return (*encoder, num_encoder_blocks, *(num_encoder_blocks + first for first in decoder))
 
 
 def crossing(config: ModelConfig, cut: int) -> tuple[Carried, ...]:
@@ -97,37 +145,42 @@ def crossing(config: ModelConfig, cut: int) -> tuple[Carried, ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Shared:
-    """A parameter of which several stages hold a copy, whose gradients must be summed over those stages."""
+    """A parameter of which several pipeline ranks hold a copy, whose gradients must be summed over those ranks."""
 
     name: str
     """Canonical name: the name under which weights are drawn and counted."""
     holders: tuple[tuple[int, str], ...]
-    """(stage, local name) of each copy, the owner first."""
+    """(pipeline rank, local name) of each copy, the owner first: the rank of the first stage that has one."""
 
     @property
-    def stages(self) -> tuple[int, ...]:
-        return tuple(stage for stage, _ in self.holders)
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(rank for rank, _ in self.holders)
 
 
-def shared_parameters(config: ModelConfig, cut: Sequence[Stage]) -> tuple[Shared, ...]:
-    """Tied embeddings and heads (up to three stages) and relative-bias tables (every stage of a stack).
+def shared_parameters(config: ModelConfig, cut: Sequence[Stage], ranks: Sequence[int]) -> tuple[Shared, ...]:
+    """Tied embeddings and heads (up to three ranks) and relative-bias tables (every rank with blocks of a stack).
 
-    A parameter that lives on one stage only is not shared, however many users it has there.
+    A parameter that lives on one rank only is not shared, however many users and stages it has there: they are tied.
+
+    Args:
+        config: the model.
+        cut: its stages.
+        ranks: pipeline rank of every stage.
     """
     shared = []
     for group in config.tie_groups:
         holders: dict[int, str] = {}
         for name in group:
-            holders.setdefault(_home(name, config, cut), name)
+            holders.setdefault(ranks[_home(name, config, cut)], name)
         if len(holders) > 1:
             shared.append(Shared(name=group[0], holders=tuple(holders.items())))
     if config.positions == "relative":
         sides = (("encoder", 0, config.num_encoder_blocks), ("decoder", config.num_encoder_blocks, config.num_blocks))
         for side, first, end in sides:
             name = f"{side}.relative_bias.weight"
-            holding = tuple((s.index, name) for s in cut if max(s.first, first) < min(s.last, end))
+            holding = dict.fromkeys((ranks[s.index] for s in cut if max(s.first, first) < min(s.last, end)), name)
             if len(holding) > 1:
-                shared.append(Shared(name=name, holders=holding))
+                shared.append(Shared(name=name, holders=tuple(holding.items())))
     return tuple(shared)
 
 

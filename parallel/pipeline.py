@@ -1,35 +1,42 @@
-"""Who runs the schedule: one executor over a table of actions, for one stage as for many.
+"""Who runs the schedule: one executor over a table of actions, for one stage as for many, on one rank as on many.
 
 An edge carries named tensors (`source`, `memory`, `target`), forward the hidden states and backward their gradients.
 Token ids and masks never travel: every stage cuts its own microbatch from the batch. Shape, dtype and requires_grad of
 each tensor are checked here before data moves, because gloo accepts a message that is too short and dies of one that is
-too long.
+too long. Between two stages of one rank tensors are handed over.
 
 A stage that only hands the memory on sends the very tensor it received; its gradient is what came from the next stage
-plus what its own blocks add. Receives are waited for before they are used, sends when the stage they went to answers.
+plus what its own blocks add. A tensor that leaves over several edges gets the sum of what comes back.
+
+Receives are posted one action ahead (`parallel/transfers.py`) and waited for when they are used: data moves while the
+rank computes. A send is waited for when its receiver is known to have used it, and lets its tensor go then.
 """
 
-import itertools
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from models.batch import Batch
-from models.model import Hidden, Model
-from parallel.comm import Comm, Pending, Site, Transfer
+from models.model import Model
+from models.slicing import part_of
+from parallel.comm import Comm, Message, Pending, Site
+from parallel.deferral import Deferral
+from parallel.edges import Edge
+from parallel.held import Held
 from parallel.partition import Carried
 from parallel.plan import Plan
-from parallel.schedule import Action, batches, with_transfers
+from parallel.schedule import Action, Direction
+from parallel.transfers import Step, Transfer, acknowledged, with_transfers
 
 
 class Observer(Protocol):
     """Watches the executor; what it enters around an action must not change what the action does."""
 
-    def action(self, action: Action) -> AbstractContextManager[None]:
+    def action(self, action: Step) -> AbstractContextManager[None]:
         """Around one forward, backward or transfer."""
 
     def synchronise(self) -> AbstractContextManager[None]:
@@ -39,7 +46,7 @@ class Observer(Protocol):
 class Unobserved:
     """Watches nothing."""
 
-    def action(self, action: Action) -> AbstractContextManager[None]:
+    def action(self, action: Step) -> AbstractContextManager[None]:
         return nullcontext()
 
     def synchronise(self) -> AbstractContextManager[None]:
@@ -50,16 +57,27 @@ class Pipeline:
     """Runs this rank's row of the schedule.
 
     Args:
-        model: this rank's stage.
-        plan: tells stage, edges and schedule.
+        model: this rank's stages, all in one.
+        plan: tells stages, edges and schedule.
         comm: sends and receives.
+        deferral: what a split backward leaves for later.
         dtype: of hidden states on the edges.
+
+    Attributes:
+        parts: the stages by number, each a model of its own.
     """
 
-    def __init__(self, *, model: Model, plan: Plan, comm: Comm, dtype: torch.dtype) -> None:
-        self._model, self._plan, self._comm, self._dtype = model, plan, comm, dtype
-        self._stage = plan.stages[comm.coordinate.pp]
-        self._actions = batches(with_transfers(plan.table)[comm.coordinate.pp])
+    def __init__(self, *, model: Model, plan: Plan, comm: Comm, deferral: Deferral, dtype: torch.dtype) -> None:
+        self._model, self._plan, self._comm, self._deferral, self._dtype = model, plan, comm, deferral, dtype
+        mine = plan.stages_of(comm.coordinate.pp)
+        self.parts = {stage.index: part_of(model, plan.config, stage.first, stage.last) for stage in mine}
+        self._steps = with_transfers(plan.table, plan.edges)[comm.coordinate.pp]
+        self._entering: dict[int, list[Edge]] = defaultdict(list)
+        self._leaving: dict[int, list[Edge]] = defaultdict(list)
+        for edge in plan.edges:
+            self._entering[edge.last].append(edge)
+            self._leaving[edge.first].append(edge)
+        self._acknowledged = acknowledged(plan.table)
 
     def run(self, microbatches: Sequence[Batch], loss_tokens: int, observer: Observer) -> Tensor:
         """Forward and backward of every microbatch; gradients add up in the parameters.
@@ -70,75 +88,98 @@ class Pipeline:
             observer: entered around every action.
 
         Returns:
-            This rank's share of the loss, already divided; zero unless this is the last stage.
+            This rank's share of the loss, already divided; zero unless this rank has the last stage.
         """
-        step = _Step(self._model, microbatches, loss_tokens, torch.promote_types(self._dtype, torch.float32))
-        sends: dict[int, list[Pending]] = {-1: [], +1: []}
-        for batch in self._actions:
-            with observer.action(batch[0]):
-                if batch[0].is_transfer:
-                    self._exchange(step, batch, sends[batch[0].peer])
-                else:
-                    self._compute(step, batch[0])
-        for send in itertools.chain(*sends.values()):
-            send.wait()
-        return step.loss
+        held = Held(loss_tokens=loss_tokens, loss=self._no_loss(microbatches[0]))
+        under_way = _UnderWay()
+        for step in self._steps:
+            batch = microbatches[step.microbatch]
+            if isinstance(step, Action):
+                self._arrive(step, held, under_way)
+                with observer.action(step):
+                    self._compute(step, batch, held)
+                    self._hand_over(step, held)
+            else:
+                with observer.action(step):
+                    (self._send if step.operation == "send" else self._receive)(step, batch, held, under_way)
+        under_way.finish()
+        return held.loss
 
-    def _compute(self, step: "_Step", action: Action) -> None:
-        microbatch = action.microbatch
+    def _no_loss(self, batch: Batch) -> Tensor:
+        dtype = torch.promote_types(self._dtype, torch.float32)
+        return torch.zeros((), dtype=dtype, device=batch.labels.device)
+
+    # ---- computing ----------------------------------------------------------------------------------------------
+
+    def _compute(self, action: Action, batch: Batch, held: Held) -> None:
+        stage, microbatch = action.stage, action.microbatch
         layout = self._plan.layout
         self._model.mask_key.microbatch = self._comm.coordinate.dp * layout.microbatches + microbatch
+        self._comm.phase = "forward" if action.kind == "forward" else "backward"
         if action.kind == "forward":
-            self._comm.phase = "forward"
-            step.forward(microbatch)
+            names = {name for edge in self._leaving[stage] for name in edge.carries}
+            held.forward(self.parts[stage], batch, (stage, microbatch), names)
+        elif action.kind == "backward":
+            held.backward((stage, microbatch))
+        elif action.kind == "backward_input":
+            with self._deferral.collect(stage, microbatch):
+                held.backward((stage, microbatch))
         else:
-            self._comm.phase = "backward"
-            step.backward(microbatch)
+            self._deferral.run(stage, microbatch)
 
-    def _exchange(self, step: "_Step", actions: Sequence[Action], sends: list[Pending]) -> None:
-        """Issues a batch of transfers with one stage and waits for what is received; `sends` are under way to it."""
-        transfers: list[Transfer] = []
-        places: list[tuple[int, Action, Carried, Tensor]] = []
-        for action in actions:
-            sent, names = self._edge(action)
-            for name in names:
-                held = step.place(action)
-                expected = self._edge_shape(name, step.microbatches[action.microbatch])
-                if sent:
-                    tensor = held.pop(name)
-                    self._check(tensor, expected, name, action)
-                    tensor = tensor.detach().contiguous()
-                else:
-                    tensor = torch.empty(expected, dtype=self._dtype, device=self._comm.device)
-                    places.append((len(transfers), action, name, tensor))
-                transfers.append(
-                    Transfer(
-                        operation="send" if sent else "receive",
-                        tensor=tensor,
-                        offset=action.peer,
-                        site=Site(name=self._edge_name(action), stream=name),
-                    )
-                )
-        pending = self._comm.exchange(transfers)
-        for index, action, name, tensor in places:
-            pending[index].wait()
-            step.place(action)[name] = tensor.requires_grad_(action.kind == "receive_forward")
-        if places:
-            # Whoever sends has received what was sent to it before. A send that is waited for lets its tensor go.
-            for send in sends:
-                send.wait()
-            sends.clear()
-        received = {index for index, *_ in places}
-        sends += [work for index, work in enumerate(pending) if index not in received]
+    def _hand_over(self, action: Action, held: Held) -> None:
+        """Gives what an action made to the other stages of this rank."""
+        if action.gives is None:
+            return
+        direction, stage, microbatch = action.gives
+        for edge in (self._leaving if direction == "forward" else self._entering)[stage]:
+            other = edge.last if direction == "forward" else edge.first
+            if other in self.parts:
+                for name in edge.carries:
+                    held.enter((direction, other, microbatch), name, held.made[name].detach())
 
-    def _edge(self, action: Action) -> tuple[bool, tuple[Carried, ...]]:
-        """Whether this stage sends, and which tensors cross the edge."""
-        names = self._stage.outputs if action.peer > 0 else self._stage.inputs
-        return action.kind.startswith("send"), names
+    # ---- sending and receiving ----------------------------------------------------------------------------------
 
-    def _edge_name(self, action: Action) -> str:
-        first = self._stage.index + min(action.peer, 0)
-        return f"edge.{first}-{first + 1}"
+    def _send(self, transfer: Transfer, batch: Batch, held: Held, under_way: "_UnderWay") -> None:
+        """Sends what the action before made."""
+        messages = []
+        for name in transfer.edge.carries:
+            self._check(held.made[name], self._edge_shape(name, batch), name, transfer)
+            messages.append(self._message(transfer, name, held.made[name].detach().contiguous()))
+        peer = self._plan.ranks[transfer.peer]
+        pending = self._comm.send(messages, peer, direction=transfer.direction)
+        under_way.sent[transfer] = list(zip(messages, pending, strict=True))
+
+    def _receive(self, transfer: Transfer, batch: Batch, held: Held, under_way: "_UnderWay") -> None:
+        """Posts buffers; `_arrive` waits for them."""
+        messages = [
+            self._message(
+                transfer, name, torch.empty(self._edge_shape(name, batch), dtype=self._dtype, device=self._comm.device)
+            )
+            for name in transfer.edge.carries
+        ]
+        pending = self._comm.receive(messages, self._plan.ranks[transfer.peer], direction=transfer.direction)
+        under_way.posted[transfer] = list(zip(messages, pending, strict=True))
+
+    def _arrive(self, action: Action, held: Held, under_way: "_UnderWay") -> None:
+        """Waits for what an action uses."""
+        if action.gives is None:
+            return
+        direction, stage, microbatch = action.gives
+        for edge in (self._entering if direction == "forward" else self._leaving)[stage]:
+            transfer = Transfer(operation="receive", direction=direction, edge=edge, microbatch=microbatch)
+            if transfer not in under_way.posted:
+                continue
+            for name, (message, pending) in zip(edge.carries, under_way.posted.pop(transfer), strict=True):
+                pending.wait()
+                held.enter(action.gives, name, message.tensor)
+            if direction == "backward":
+                under_way.release(edge, "forward", (microbatch,))
+            else:
+                under_way.release(edge, "backward", self._acknowledged["forward", edge.first, microbatch])
+
+    def _message(self, transfer: Transfer, name: Carried, tensor: Tensor) -> Message:
+        return Message(tensor=tensor, site=Site(name=transfer.edge.name, stream=name))
 
     def _edge_shape(self, name: Carried, batch: Batch) -> tuple[int, int, int]:
         length = batch.stream_length("target" if name == "target" else "source")
@@ -146,59 +187,34 @@ class Pipeline:
             length //= self._plan.layout.tp
         return length, batch.num_sequences, self._plan.config.width
 
-    def _check(self, tensor: Tensor, expected: tuple[int, ...], name: str, action: Action) -> None:
-        is_forward = action.kind == "send_forward"
+    def _check(self, tensor: Tensor, expected: tuple[int, ...], name: str, transfer: Transfer) -> None:
         if tuple(tensor.shape) != expected or tensor.dtype != self._dtype:
             raise RuntimeError(
-                f"{self._edge_name(action)} {action}: {name} is {tuple(tensor.shape)} {tensor.dtype}, "
+                f"{transfer.edge.name} {transfer}: {name} is {tuple(tensor.shape)} {tensor.dtype}, "
                 f"the edge carries {expected} {self._dtype}"
             )
-        if is_forward and not tensor.requires_grad:
-            raise RuntimeError(f"{self._edge_name(action)} {action}: {name} has no gradient to send back")
+        if transfer.direction == "forward" and not tensor.requires_grad:
+            raise RuntimeError(f"{transfer.edge.name} {transfer}: {name} has no gradient to send back")
 
 
-class _Step:
-    """What a stage holds between the actions of one step."""
+class _UnderWay:
+    """Messages whose end has not been waited for; a tensor stays until then."""
 
-    def __init__(self, model: Model, microbatches: Sequence[Batch], loss_tokens: int, loss_dtype: torch.dtype) -> None:
-        self.microbatches = microbatches
-        self.loss = torch.zeros((), dtype=loss_dtype, device=microbatches[0].labels.device)
-        self._model, self._loss_tokens = model, loss_tokens
-        self._inputs: dict[int, Hidden] = {}
-        self._outputs: dict[int, dict[str, GradientEdge]] = {}
-        self._to_send: dict[int, Hidden] = {}
-        self._gradients: dict[int, Hidden] = {}
-        self._gradients_to_send: dict[int, Hidden] = {}
+    def __init__(self) -> None:
+        self.sent: dict[Transfer, list[tuple[Message, Pending]]] = {}
+        self.posted: dict[Transfer, list[tuple[Message, Pending]]] = {}
 
-    def place(self, action: Action) -> Hidden:
-        """Where the tensors of a transfer are taken from or put, by name."""
-        places = {
-            "receive_forward": self._inputs,
-            "send_forward": self._to_send,
-            "receive_backward": self._gradients,
-            "send_backward": self._gradients_to_send,
-        }
-        return places[action.kind].setdefault(action.microbatch, {})
+    def release(self, edge: Edge, direction: Direction, microbatches: Sequence[int]) -> None:
+        """Lets go of what was sent over an edge and is known to have been used."""
+        for microbatch in microbatches:
+            sent = Transfer(operation="send", direction=direction, edge=edge, microbatch=microbatch)
+            for _, pending in self.sent.pop(sent):
+                pending.wait()
 
-    def forward(self, microbatch: int) -> None:
-        batch = self.microbatches[microbatch]
-        left = self._model(batch, self._inputs.setdefault(microbatch, {}))
-        if "logits" in left:
-            assert self._model.loss is not None
-            loss = self._model.loss(left["logits"], batch.labels) / self._loss_tokens
-            self.loss = self.loss + loss.detach()
-            left = {"loss": loss}
-        else:
-            self._to_send[microbatch] = left
-        # An edge of the graph instead of the tensor: what was sent need not be kept to start the backward. What has no
-        # gradient is refused where it is sent.
-        edges = {name: get_gradient_edge(tensor) for name, tensor in left.items() if tensor.requires_grad}
-        self._outputs[microbatch] = edges
-
-    def backward(self, microbatch: int) -> None:
-        outputs, gradients = self._outputs.pop(microbatch), self._gradients.pop(microbatch, {})
-        torch.autograd.backward(list(outputs.values()), [gradients.get(name) for name in outputs])
-        entered = self._inputs.pop(microbatch)
-        received = {name: tensor.grad for name, tensor in entered.items()}
-        assert None not in received.values(), f"no gradient for {[n for n, g in received.items() if g is None]}"
-        self._gradients_to_send[microbatch] = {n: g for n, g in received.items() if g is not None}
+    def finish(self) -> None:
+        """Waits for the sends that nothing answered."""
+        for messages in self.sent.values():
+            for _, pending in messages:
+                pending.wait()
+        self.sent.clear()
+        assert not self.posted, f"nobody used {', '.join(map(str, self.posted))}"

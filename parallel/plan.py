@@ -18,9 +18,11 @@ from collections.abc import Callable
 from typing import Literal
 
 from models.config import ModelConfig
+from parallel.edges import Edge
 from parallel.layouts import Layout
 from parallel.partition import Shared, Stage
-from parallel.schedule import BUILDERS, Table
+from parallel.placement import stage_ranks
+from parallel.schedule import Table
 
 Style = Literal[
     "colwise",
@@ -147,11 +149,17 @@ class Plan:
     stages: tuple[Stage, ...]
     shared: tuple[Shared, ...]
     entries: tuple[Entry, ...]
+    edges: tuple[Edge, ...]
+    table: Table
 
     @property
-    def table(self) -> Table:
-        """The schedule: compute actions of every stage."""
-        return BUILDERS[self.layout.schedule](self.layout.pp, self.layout.microbatches)
+    def ranks(self) -> tuple[int, ...]:
+        """Pipeline coordinate of every stage."""
+        return stage_ranks(self.layout.placement, self.layout.pp, self.layout.chunks)
+
+    def stages_of(self, coordinate: int) -> tuple[Stage, ...]:
+        """The stages of the rank at a pipeline coordinate, in the order of the model."""
+        return tuple(stage for stage, rank in zip(self.stages, self.ranks, strict=True) if rank == coordinate)
 
     def entry_of(self, parameter: str) -> Entry | None:
         """The entry whose module owns a parameter: that of the module itself or of the nearest module around it."""
@@ -190,11 +198,15 @@ class Plan:
     def lines(self) -> list[str]:
         """The plan as text, one line a stage and an entry."""
         told = [
-            f"stage {stage.index}: blocks {stage.first} to {stage.last - 1}, "
-            f"sends {', '.join(stage.outputs) or 'nothing'}"
-            for stage in self.stages
+            f"stage {stage.index} on rank {rank}: blocks {stage.first} to {stage.last - 1}, "
+            f"sends {self._sent(stage.index) or 'nothing'}"
+            for stage, rank in zip(self.stages, self.ranks, strict=True)
         ]
         return told + [f"{entry.module}: {entry.style} {entry.detail}".rstrip() for entry in self.entries]
+
+    def _sent(self, stage: int) -> str:
+        leaving = (edge for edge in self.edges if edge.first == stage)
+        return "; ".join(f"{', '.join(edge.carries)} to {edge.last}" for edge in leaving)
 
 
 Builder = Callable[[ModelConfig, Layout], tuple[Entry, ...]]

@@ -4,18 +4,63 @@ Everything that tells the architectures apart under tensor and sequence parallel
 carries a plan out never asks which architecture it has. Read the three builders at the end first.
 """
 
+from collections.abc import Sequence
+
 from models.config import ModelConfig
+from parallel.edges import edges
 from parallel.layouts import Layout
-from parallel.partition import shared_parameters, stages
+from parallel.list_schedule import list_schedule
+from parallel.partition import Stage, shared_parameters, stages
+from parallel.placement import stage_ranks
 from parallel.plan import Builder, Entering, Entry, Leaving, Part, Plan, StreamName
+from parallel.profile import Profile
+from parallel.schedule import Table
+from parallel.schedules import BUILDERS
+from parallel.simulate import StageSeconds
 
 
-def plan(config: ModelConfig, layout: Layout) -> Plan:
-    """The plan of a layout for a model. Raises ValueError when the layout cannot partition the model."""
+def plan(config: ModelConfig, layout: Layout, profile: Profile | None = None) -> Plan:
+    """The plan of a layout for a model.
+
+    Args:
+        config: the model.
+        layout: its degrees and options.
+        profile: what blocks cost, for cuts and schedules that depend on it (`layout.needs_profile`).
+
+    Raises:
+        ValueError: the layout cannot partition the model, or wants a profile that is not there or does not fit.
+    """
     layout.check_model(config)
-    cut = stages(config, layout.pp, layout.cut)
-    entries = _BUILDERS[config.architecture](config, layout) if layout.tp > 1 else ()
-    return Plan(config=config, layout=layout, stages=cut, shared=shared_parameters(config, cut), entries=entries)
+    cut = stages(config, layout, profile)
+    ranks = stage_ranks(layout.placement, layout.pp, layout.chunks)
+    return Plan(
+        config=config,
+        layout=layout,
+        stages=cut,
+        shared=shared_parameters(config, cut, ranks),
+        entries=_BUILDERS[config.architecture](config, layout) if layout.tp > 1 else (),
+        edges=edges(config, cut, layout.transport),
+        table=table(config, layout, cut, profile),
+    )
+
+
+def table(config: ModelConfig, layout: Layout, cut: Sequence[Stage], profile: Profile | None = None) -> Table:
+    """The schedule of a layout for stages of a model. Raises ValueError for `list` without a profile."""
+    ranks = stage_ranks(layout.placement, layout.pp, layout.chunks)
+    if layout.schedule != "list":
+        return BUILDERS[layout.schedule](ranks, layout.microbatches)
+    if profile is None:
+        raise ValueError(
+            "schedule = 'list' orders actions by what stages cost, and there is no profile that tells it: "
+            "experiments count one from their lengths; here name another schedule"
+        )
+    works = [profile.stage(stage) for stage in cut]
+    seconds = StageSeconds(
+        forward=tuple(work.forward for work in works),
+        backward_input=tuple(work.backward_input for work in works),
+        backward_weight=tuple(work.backward_weight for work in works),
+    )
+    return list_schedule(ranks, layout.microbatches, seconds, edges=edges(config, cut, layout.transport))
 
 
 def _entering(layout: Layout) -> Entering:

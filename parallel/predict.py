@@ -11,7 +11,6 @@ time, and ranks under context parallelism.
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 from parallel.activations import Saved, peak_over, saved_bytes
 from parallel.events import step_events
@@ -20,7 +19,6 @@ from parallel.flops import step_flops
 from parallel.layouts import microbatch_sizes
 from parallel.parameters import StateBytes, parameter_counts, state_bytes
 from parallel.plan import Plan
-from parallel.schedule import Action
 from parallel.share import Share, shares
 
 
@@ -33,7 +31,7 @@ class RankPrediction:
         num_ranks: how many ranks of the mesh are of this kind.
         states: bytes that stay from step to step.
         flops: by component.
-        saved: bytes kept of the first microbatch, by component.
+        saved: bytes kept of the first microbatch by the rank's first stage, by component.
     """
 
     figures: RankFigures
@@ -62,17 +60,14 @@ def predict(
     Raises:
         ValueError: lengths that the model cannot read, sequences that do not fill the microbatches, cp > 1.
     """
-    table = plan.table
     return tuple(
-        predict_rank(share, shape, table[share.coordinate.pp], optimizer=optimizer, master_weights=master_weights)
-        for share in shares(plan)
+        predict_rank(share, shape, optimizer=optimizer, master_weights=master_weights) for share in shares(plan)
     )
 
 
 def predict_rank(
     share: Share,
     shape: StepShape,
-    row: Sequence[Action],
     *,
     optimizer: Optimizer = "adamw",
     master_weights: bool = False,
@@ -82,7 +77,6 @@ def predict_rank(
     Args:
         share: the rank, from `parallel.share`.
         shape: as for `predict`.
-        row: its stage's row of the schedule, `plan.table[pp coordinate]`.
         optimizer: as for `predict`.
         master_weights: as for `predict`.
 
@@ -92,7 +86,12 @@ def predict_rank(
     shape.check(share.config)
     states = state_bytes(share, shape.dtype_bytes, optimizer, master_weights=master_weights)
     sizes = microbatch_sizes(shape.num_sequences, share.layout.microbatches)
-    saved = {size: saved_bytes(share, shape, size) for size in set(sizes)}
+    saved = [{size: saved_bytes(chunk, shape, size) for size in set(sizes)} for chunk in share.chunks]
+    by_action = {
+        (stage.index, microbatch): held[size]
+        for stage, held in zip(share.stages, saved, strict=True)
+        for microbatch, size in enumerate(sizes)
+    }
     flops = step_flops(share, shape)
     figures = RankFigures(
         coordinate=share.coordinate,
@@ -101,7 +100,8 @@ def predict_rank(
         gradient_bytes=states.gradients,
         events=step_events(share, shape),
         flops=sum(flops.values(), start=PhaseFlops()),
-        saved_bytes=saved[sizes[0]].total,
-        peak_saved_bytes=peak_over(row, [saved[size] for size in sizes]),
+        saved_bytes=saved[0][sizes[0]].total,
+        peak_saved_bytes=peak_over(share.plan.table[share.coordinate.pp], by_action),
     )
-    return RankPrediction(figures=figures, num_ranks=share.num_ranks, states=states, flops=flops, saved=saved[sizes[0]])
+    first = saved[0][sizes[0]]
+    return RankPrediction(figures=figures, num_ranks=share.num_ranks, states=states, flops=flops, saved=first)

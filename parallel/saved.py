@@ -13,6 +13,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from parallel.deferral import Deferral
+
 
 class _Kept:
     """Stands in autograd for a tensor that it keeps."""
@@ -24,12 +26,17 @@ class _Kept:
 class SavedBytes:
     """Context in which kept bytes are counted; enter it around forward and backward.
 
+    Args:
+        model: whose parameters are not counted.
+        deferral: what it keeps for weight gradients counts too.
+
     Attributes:
         now_bytes: kept at this moment.
         peak_bytes: most that was kept at any moment.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, deferral: Deferral | None = None) -> None:
+        self._deferral = deferral
         self.now_bytes = self.peak_bytes = 0
         self._parameters = {parameter.untyped_storage()._cdata for parameter in model.parameters()}  # noqa: SLF001
         self._keepers: Counter[int] = Counter()
@@ -37,12 +44,16 @@ class SavedBytes:
 
     def __enter__(self) -> Self:
         self._hooks.__enter__()
+        if self._deferral is not None:
+            self._deferral.pack, self._deferral.unpack = self._keep, self._use
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._hooks.__exit__(kind, error, trace)
+        if self._deferral is not None:
+            self._deferral.count_nothing()
 
     def _keep(self, tensor: Tensor) -> Any:
         storage = tensor.untyped_storage()

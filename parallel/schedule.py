@@ -1,32 +1,30 @@
-"""When a stage does what: schedules as tables of actions, checked and drawn without any process.
+"""When a rank does what: schedules as tables of actions, without durations and without any process.
 
-A schedule is one list of actions for each stage (stage = pipeline coordinate here). It is written down as compute
-actions only; `with_transfers` adds the sends and receives that the cut asks for and groups them so that neighbours
-never wait for each other. Text form: `F2` forward of microbatch 2, `B2` its backward, `>F2` send forward, `<F2` receive
-forward (likewise `>B2`, `<B2`).
+A table has one row for each rank of the pipeline, a row is a list of actions. An action is one stage's work on one
+microbatch; its text form is stage, mark, microbatch:
 
-    gpipe, 2 stages, 3 microbatches        1f1b, 2 stages, 3 microbatches
-    0: F0 F1 F2 .  .  B0 B1 B2             0: F0 F1 .  B0 F2 B1 .  B2         (drawn with backward as long as forward)
-    1: .  F0 F1 F2 B0 B1 B2 .              1: .  F0 B0 F1 B1 F2 B2 .
+    2F0   forward           2B0   backward, whole
+    2I0   backward, gradient of the input only        2W0   the rest of it: gradients of the weights
 
-Sources: GPipe, Huang et al. 2019 (arXiv 1811.06965); 1F1B, Narayanan et al. 2019 (PipeDream), 2021 (arXiv 2104.04473).
-Left out: durations (a simulator's business) and tensors (`parallel/pipeline.py` executes a table).
+    1f1b, 2 stages, 3 microbatches, backward as long as forward
+    0: 0F0 0F1 .   0B0 0F2 0B1 .   0B2
+    1: .   1F0 1B0 1F1 1B1 1F2 1B2 .
+
+Which rank has which stage can be read off a table. What depends on what follows from the edges of a partitioning
+(`parallel/edges.py`); here consecutive stages depend on each other, which every edge implies. Who makes tables:
+`parallel/schedules.py` by name, `parallel/list_schedule.py` by cost. Left out: transfers (`parallel/transfers.py`) and
+time (`parallel/simulate.py`).
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Literal
+import re
+from collections.abc import Iterable, Sequence
+from typing import Literal, TypeAlias
 
-Kind = Literal["forward", "backward", "send_forward", "receive_forward", "send_backward", "receive_backward"]
-_MARKS: dict[Kind, str] = {
-    "forward": "F",
-    "backward": "B",
-    "send_forward": ">F",
-    "receive_forward": "<F",
-    "send_backward": ">B",
-    "receive_backward": "<B",
-}
+Kind = Literal["forward", "backward", "backward_input", "backward_weight"]
+_MARKS: dict[Kind, str] = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}
 _KINDS: dict[str, Kind] = {mark: kind for kind, mark in _MARKS.items()}
+_TEXT = re.compile(r"(\d+)([FBIW])(\d+)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,190 +32,131 @@ class Action:
     """One cell of a schedule: what a stage does with one microbatch."""
 
     kind: Kind
+    stage: int
     microbatch: int
 
     def __str__(self) -> str:
-        return f"{_MARKS[self.kind]}{self.microbatch}"
+        return f"{self.stage}{_MARKS[self.kind]}{self.microbatch}"
 
     @property
-    def is_transfer(self) -> bool:
-        return self.kind not in ("forward", "backward")
+    def gives(self) -> "Product | None":
+        """What other stages may wait for: the forward's tensors or their gradients; None of a weight gradient."""
+        if self.kind == "backward_weight":
+            return None
+        return ("forward" if self.kind == "forward" else "backward", self.stage, self.microbatch)
 
-    @property
-    def peer(self) -> int:
-        """Stage offset of the other side of a transfer: +1 for the next stage, -1 for the one before."""
-        return +1 if self.kind in ("send_forward", "receive_backward") else -1
+    def needs(self, num_stages: int) -> "Product | None":
+        """What a neighbouring stage must have given before this starts; its own stage's forward aside."""
+        if self.kind == "forward" and self.stage > 0:
+            return ("forward", self.stage - 1, self.microbatch)
+        if self.kind in ("backward", "backward_input") and self.stage < num_stages - 1:
+            return ("backward", self.stage + 1, self.microbatch)
+        return None
 
     @classmethod
     def parse(cls, text: str) -> "Action":
         """The inverse of `str`; ValueError for anything else."""
-        mark = text.rstrip("0123456789")
-        if mark not in _KINDS or mark == text:
-            raise ValueError(f"{text!r} is no action; write F0, B0, >F0, <F0, >B0 or <B0")
-        return cls(kind=_KINDS[mark], microbatch=int(text[len(mark) :]))
+        match = _TEXT.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} is no action; write stage, one of F B I W, and microbatch: 2F0")
+        return cls(kind=_KINDS[match[2]], stage=int(match[1]), microbatch=int(match[3]))
 
 
-Table = tuple[tuple[Action, ...], ...]
-"""Actions of every stage in order."""
+Direction = Literal["forward", "backward"]
+Product: TypeAlias = tuple[Direction, int, int]
+"""Direction, stage and microbatch of what an action gives to others."""
+Row = tuple[Action, ...]
+"""What one rank does, in order."""
+Table = tuple[Row, ...]
+"""One row a rank of the pipeline."""
 
 
-def gpipe(num_stages: int, microbatches: int) -> Table:
-    """All forwards, then all backwards, in the order of the microbatches."""
-    forwards = [Action(kind="forward", microbatch=index) for index in range(microbatches)]
-    backwards = [Action(kind="backward", microbatch=index) for index in range(microbatches)]
-    return tuple((*forwards, *backwards) for _ in range(num_stages))
+def parse(*rows: str) -> Table:
+    """A table from its text, one string a rank: `parse("0F0 0B0", "1F0 1B0")`."""
+    return tuple(tuple(Action.parse(word) for word in row.split()) for row in rows)
 
 
-def one_forward_one_backward(num_stages: int, microbatches: int) -> Table:
-    """Warm up with as many forwards as stages follow, then alternate, then drain.
-
-    Microbatches may be fewer than stages.
-    """
-    table = []
-    for stage in range(num_stages):
-        warmup = min(num_stages - stage - 1, microbatches)
-        actions = [Action(kind="forward", microbatch=index) for index in range(warmup)]
-        for index in range(microbatches - warmup):
-            actions.append(Action(kind="forward", microbatch=warmup + index))
-            actions.append(Action(kind="backward", microbatch=index))
-        actions += [Action(kind="backward", microbatch=microbatches - warmup + index) for index in range(warmup)]
-        table.append(tuple(actions))
-    return tuple(table)
+def ranks_of(table: Table) -> tuple[int, ...]:
+    """Rank of every stage. Raises ValueError for a stage on two ranks, or a number without a stage."""
+    ranks: dict[int, int] = {}
+    for rank, row in enumerate(table):
+        for stage in {action.stage for action in row}:
+            if ranks.setdefault(stage, rank) != rank:
+                raise ValueError(f"stage {stage} stands on ranks {ranks[stage]} and {rank}")
+    if sorted(ranks) != list(range(len(ranks))):
+        raise ValueError(f"stages {sorted(ranks)} are not 0 to {len(ranks) - 1}")
+    return tuple(ranks[stage] for stage in range(len(ranks)))
 
 
-BUILDERS = {"gpipe": gpipe, "1f1b": one_forward_one_backward}
+def check_rows(table: Table, microbatches: int) -> None:
+    """Raises ValueError unless every stage runs forward and backward of every microbatch once, in this order."""
+    ranks = ranks_of(table)
+    for rank, row in enumerate(table):
+        for stage in (stage for stage, holder in enumerate(ranks) if holder == rank):
+            _check_stage([action for action in row if action.stage == stage], stage, microbatches)
 
 
-def with_transfers(table: Table) -> Table:
-    """Adds the transfers: a receive right before its consumer, a send right after its producer.
-
-    A receive from the stage that was just sent to follows that send directly, so that both go out as one batch: two
-    neighbours that send to each other at the same time then meet instead of waiting (see `batches`).
-    """
-    last = len(table) - 1
-    full = []
-    for stage, actions in enumerate(table):
-        row: list[Action] = []
-        for action in actions:
-            if action.kind == "forward":
-                if stage > 0:
-                    row.append(Action(kind="receive_forward", microbatch=action.microbatch))
-                row.append(action)
-                if stage < last:
-                    row.append(Action(kind="send_forward", microbatch=action.microbatch))
-            else:
-                if stage < last:
-                    row.append(Action(kind="receive_backward", microbatch=action.microbatch))
-                row.append(action)
-                if stage > 0:
-                    row.append(Action(kind="send_backward", microbatch=action.microbatch))
-        full.append(tuple(row))
-    return tuple(full)
-
-
-def batches(actions: Sequence[Action]) -> tuple[tuple[Action, ...], ...]:
-    """Groups one stage's actions: neighbouring transfers with one peer form one batch, everything else stands alone."""
-    groups: list[list[Action]] = []
+def _check_stage(actions: Sequence[Action], stage: int, microbatches: int) -> None:
+    done: dict[int, list[Kind]] = {microbatch: [] for microbatch in range(microbatches)}
     for action in actions:
-        before = groups[-1][-1] if groups else None
-        if before is not None and before.is_transfer and action.is_transfer and before.peer == action.peer:
-            groups[-1].append(action)
-        else:
-            groups.append([action])
-    return tuple(tuple(group) for group in groups)
+        done.setdefault(action.microbatch, []).append(action.kind)
+    for microbatch, kinds in done.items():
+        if kinds not in (["forward", "backward"], ["forward", "backward_input", "backward_weight"]):
+            told = " ".join(str(action) for action in actions if action.microbatch == microbatch) or "nothing"
+            raise ValueError(
+                f"stage {stage} runs {told} of microbatch {microbatch} of {microbatches}; it must run F B or F I W"
+            )
 
 
-def check(table: Table, microbatches: int) -> None:
-    """Raises ValueError unless the table is complete, ordered and free of deadlock without any buffering.
+def is_split(table: Table) -> bool:
+    """Whether a backward comes in two pieces."""
+    return any(action.kind == "backward_input" for row in table for action in row)
 
-    The table is played with rendezvous semantics: a batch of transfers ends when the peer stands at the batch with the
-    matching transfers. A table that passes cannot hang on a backend that buffers nothing.
+
+def max_in_flight(row: Iterable[Action], weight: Sequence[float] | None = None) -> float:
+    """Most microbatches, over the stages of a rank, whose forward is done and whose backward is not.
+
+    `weight` counts a microbatch of each stage differently, by stage: its bytes, for instance. A backward in two pieces
+    ends with the second.
     """
-    for stage, actions in enumerate(table):
-        for kind in ("forward", "backward"):
-            seen = [action.microbatch for action in actions if action.kind == kind]
-            if sorted(seen) != list(range(microbatches)):
-                raise ValueError(f"stage {stage} runs {kind} of microbatches {seen}, not each of {microbatches} once")
-        order = [action for action in actions if not action.is_transfer]
-        for microbatch in range(microbatches):
-            forward = order.index(Action(kind="forward", microbatch=microbatch))
-            if order.index(Action(kind="backward", microbatch=microbatch)) < forward:
-                raise ValueError(f"stage {stage} runs B{microbatch} before F{microbatch}")
-    _play(with_transfers(table))
-
-
-def _play(table: Table) -> None:
-    rows = [list(batches(actions)) for actions in table]
-    matching: dict[Kind, Kind] = {
-        "send_forward": "receive_forward",
-        "receive_forward": "send_forward",
-        "send_backward": "receive_backward",
-        "receive_backward": "send_backward",
-    }
-    pending = [set(row[0]) if row else set() for row in rows]
-    at = [0] * len(rows)
-    moved = True
-    while moved:
-        moved = False
-        for stage, row in enumerate(rows):
-            if at[stage] == len(row):
-                continue
-            for action in list(pending[stage]):
-                if not action.is_transfer:
-                    pending[stage].discard(action)
-                    moved = True
-                    continue
-                other = stage + action.peer
-                match = Action(kind=matching[action.kind], microbatch=action.microbatch)
-                if match in pending[other]:
-                    pending[stage].discard(action)
-                    pending[other].discard(match)
-                    moved = True
-            for index in range(len(rows)):
-                if at[index] < len(rows[index]) and not pending[index]:
-                    at[index] += 1
-                    moved = True
-                    if at[index] < len(rows[index]):
-                        pending[index] = set(rows[index][at[index]])
-    stuck = {stage: row[at[stage]] for stage, row in enumerate(rows) if at[stage] < len(row)}
-    if stuck:
-        where = "; ".join(f"stage {stage} waits at {' '.join(map(str, batch))}" for stage, batch in stuck.items())
-        raise ValueError(f"the schedule deadlocks: {where}")
-
-
-def max_in_flight(actions: Sequence[Action]) -> int:
-    """Most microbatches whose forward is done and whose backward is not, on one stage."""
-    now = most = 0
-    for action in actions:
-        now += {"forward": 1, "backward": -1}.get(action.kind, 0)
+    now = most = 0.0
+    for action in row:
+        step = {"forward": 1, "backward": -1, "backward_weight": -1}.get(action.kind, 0)
+        now += step * (1 if weight is None else weight[action.stage])
         most = max(most, now)
     return most
 
 
 def grid(table: Table) -> str:
-    """The table as text, one line a stage, compute actions in the earliest slot that dependencies allow."""
-    finish: dict[tuple[int, Action], int] = {}
-    lines = [""] * len(table)
+    """The table as text, one line a rank, every action in the earliest slot that dependencies allow.
+
+    Raises ValueError when no rank can go on.
+    """
+    num_stages = len(ranks_of(table))
+    finish: dict[Product | None, int] = {}
     slots: list[dict[int, Action]] = [{} for _ in table]
-    rows = [[action for action in actions if not action.is_transfer] for actions in table]
-    at, clock = [0] * len(rows), [0] * len(rows)
-    while any(index < len(row) for index, row in zip(at, rows, strict=True)):
+    at, clock = [0] * len(table), [0] * len(table)
+    while any(index < len(row) for index, row in zip(at, table, strict=True)):
         before = list(at)
-        for stage, row in enumerate(rows):
-            if at[stage] == len(row):
+        for rank, row in enumerate(table):
+            if at[rank] == len(row):
                 continue
-            action = row[at[stage]]
-            needs = stage - 1 if action.kind == "forward" else stage + 1
-            if 0 <= needs < len(rows) and (needs, action) not in finish:
+            action = row[at[rank]]
+            need = action.needs(num_stages)
+            if need is not None and need not in finish:
                 continue
-            start = max(clock[stage], finish.get((needs, action), 0))
-            slots[stage][start] = action
-            clock[stage] = finish[(stage, action)] = start + 1
-            at[stage] += 1
+            start = max(clock[rank], finish[need] if need is not None else 0)
+            slots[rank][start] = action
+            clock[rank] = finish[action.gives] = start + 1
+            at[rank] += 1
         if at == before:
-            raise ValueError("the schedule deadlocks: no stage can go on")
-    width = max(len(str(action)) for row in rows for action in row)
-    for stage, taken in enumerate(slots):
+            where = "; ".join(
+                f"rank {rank} waits at {row[at[rank]]}" for rank, row in enumerate(table) if at[rank] < len(row)
+            )
+            raise ValueError(f"the schedule deadlocks: {where}")
+    width = max(len(str(action)) for row in table for action in row)
+    lines = []
+    for rank, taken in enumerate(slots):
         cells = [str(taken.get(slot, ".")).ljust(width) for slot in range(max(clock))]
-        lines[stage] = f"{stage}: {' '.join(cells)}".rstrip()
+        lines.append(f"{rank}: {' '.join(cells)}".rstrip())
     return "\n".join(lines)

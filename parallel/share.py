@@ -1,6 +1,6 @@
 """Which part of the model does one rank hold? The numbers that every closed form of a rank starts from.
 
-    plan + stage + tp coordinate  ->  blocks, ends, and heads, columns and rows that are this rank's
+    plan + pp and tp coordinate  ->  blocks, ends, and heads, columns and rows that are this rank's
 
 Tensor parallelism deals whole heads, ffn columns and vocabulary rows (t = tp, c = coordinate):
 
@@ -9,8 +9,8 @@ Tensor parallelism deals whole heads, ffn columns and vocabulary rows (t = tp, c
     ffn columns   F / t
     vocabulary    floor(V (c + 1) / t) - floor(V c / t)      rows; uneven where t does not divide V
 
-Ranks of a stage differ in their vocabulary rows alone, so one rank stands for all of a stage whose rows are equally
-many. Left out: bytes, FLOPs, events; and context parallelism, which no closed form here knows yet.
+Ranks of one pp coordinate differ in their vocabulary rows alone, so one stands for all whose rows are equally many.
+Left out: bytes, FLOPs, events; and context parallelism, which no closed form here knows yet.
 """
 
 import dataclasses
@@ -32,11 +32,13 @@ class Share:
         plan: the partitioning.
         coordinate: the rank's position; replicas along dp are alike.
         num_ranks: how many ranks of the mesh this one stands for.
+        chunk: number of the one stage that is meant; None means all stages of the rank.
     """
 
     plan: Plan
     coordinate: Coordinate
     num_ranks: int
+    chunk: int | None = None
 
     @property
     def config(self) -> ModelConfig:
@@ -46,22 +48,29 @@ class Share:
     def layout(self) -> Layout:
         return self.plan.layout
 
-    @property
-    def stage(self) -> Stage:
-        return self.plan.stages[self.coordinate.pp]
+    # ---- stages, blocks and ends --------------------------------------------------------------------------------
 
-    # ---- blocks and ends ----------------------------------------------------------------------------------------
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages that live here, in the order of the model."""
+        held = self.plan.stages_of(self.coordinate.pp)
+        return held if self.chunk is None else tuple(stage for stage in held if stage.index == self.chunk)
+
+    @property
+    def chunks(self) -> "tuple[Share, ...]":
+        """What each stage of the rank holds, as if it were alone; what stages share counts in each."""
+        return tuple(dataclasses.replace(self, chunk=stage.index) for stage in self.stages)
 
     @property
     def sides(self) -> tuple[Side, ...]:
         """Sides with a block here, in the order of the flat list of blocks."""
         return tuple(side for side in sides(self.config) if self.blocks(side))
 
-    def blocks(self, side: Side) -> range:
+    def blocks(self, side: Side) -> tuple[int, ...]:
         """Indices, within their stack, of the blocks of a side that live here."""
         before = 0 if side == "encoder" else self.config.num_encoder_blocks
-        first, last = self.stage.first - before, self.stage.last - before
-        return range(max(first, 0), max(0, min(last, num_blocks(self.config, side))))
+        held = (block - before for stage in self.stages for block in range(stage.first, stage.last))
+        return tuple(block for block in held if 0 <= block < num_blocks(self.config, side))
 
     def has_embedding(self, side: Side) -> bool:
         """Whether the stack's first block, and so its embedding, lives here."""
@@ -73,7 +82,7 @@ class Share:
 
     @property
     def has_head(self) -> bool:
-        return self.stage.last == self.config.num_blocks
+        return self.stages[-1].last == self.config.num_blocks
 
     @property
     def token_weights(self) -> tuple[str, ...]:
@@ -86,7 +95,7 @@ class Share:
         return (*names, "head.weight") if self.has_head else tuple(names)
 
     def holds(self, module: str) -> bool:
-        """Whether a module, by its qualified name in the whole model, is part of this stage."""
+        """Whether a module, by its qualified name in the whole model, lives here."""
         stack, _, rest = module.partition(".")
         if stack in ("head", "loss"):
             return self.has_head
@@ -142,15 +151,15 @@ def share_of(plan: Plan, coordinate: Coordinate) -> Share:
 
 
 def shares(plan: Plan) -> tuple[Share, ...]:
-    """One rank of each kind: for every stage, one tp coordinate for each distinct number of vocabulary rows.
+    """One rank of each kind: for every pipeline rank, one tp coordinate for each distinct number of vocabulary rows.
 
     Raises ValueError for a layout with context parallelism.
     """
     layout = plan.layout
     kinds = []
-    for stage in plan.stages:
+    for pp_coordinate in range(layout.pp):
         candidates = [
-            share_of(plan, Coordinate(dp=0, pp=stage.index, cp=0, tp=tp_coordinate))
+            share_of(plan, Coordinate(dp=0, pp=pp_coordinate, cp=0, tp=tp_coordinate))
             for tp_coordinate in range(layout.tp)
         ]
         rows = [share.vocabulary_rows for share in candidates]

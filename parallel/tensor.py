@@ -6,7 +6,8 @@
 A column-parallel product is one autograd function, so that a collective of the backward runs behind the matrix product
 that does not need it: the input's gradient is on its way while the weight's is computed, and under sequence parallelism
 the saved shard of the input, 1/t of it, is gathered again behind the input gradient's product (arXiv 2205.05198,
-section 4.2.2). Left out: embedding, head and loss (`parallel/vocabulary.py`).
+section 4.2.2). Modules with a `deferral` split their backward (`parallel/deferral.py`). Left out: embedding, head and
+loss (`parallel/vocabulary.py`).
 """
 
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from parallel.collectives import enter, leave
 from parallel.comm import Comm, Site
+from parallel.deferral import Deferral, Gather, product
 from parallel.plan import Entering, Entry
 
 
@@ -25,23 +27,32 @@ class _ColumnProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, entering: Entering, comm: Comm, site: Site
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        entering: Entering,
+        comm: Comm,
+        site: Site,
+        deferral: Deferral | None,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.has_bias, ctx.entering, ctx.comm, ctx.site = bias is not None, entering, comm, site
+        ctx.parameters, ctx.deferral = (weight, bias), deferral
+        ctx.entering, ctx.comm, ctx.site = entering, comm, site
         if entering == "gather":
             x, pending = comm.all_gather(x, "tp", site=site, phase=comm.forward_phase())
             pending.wait()
         return F.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
         x, weight = ctx.saved_tensors
         comm, site, entering = ctx.comm, ctx.site, ctx.entering
         needs_input = ctx.needs_input_grad[0]
+        is_deferred = ctx.deferral is not None and ctx.deferral.is_collecting
         gathered = None
-        if entering == "gather":
+        if entering == "gather" and not is_deferred:
             x, gathered = comm.all_gather(x, "tp", site=site, phase="backward")
         gradient_x, reduced = None, None
         if needs_input:
@@ -52,19 +63,42 @@ class _ColumnProduct(torch.autograd.Function):
                 gradient_x, reduced = comm.reduce_scatter(gradient_x, "tp", site=site, phase="backward")
         if gathered is not None:
             gathered.wait()
-        flat = gradient.reshape(-1, gradient.shape[-1])
-        gradient_weight = flat.t().matmul(x.reshape(-1, x.shape[-1]))
-        gradient_bias = flat.sum(0) if ctx.has_bias else None
+        gradient_weight = gradient_bias = None
+        if is_deferred:
+            gather = _gather(comm, site) if entering == "gather" else None
+            ctx.deferral.add(x, gradient, *ctx.parameters, gather)
+        else:
+            flat = gradient.reshape(-1, gradient.shape[-1])
+            gradient_weight = flat.t().matmul(x.reshape(-1, x.shape[-1]))
+            gradient_bias = flat.sum(0) if ctx.parameters[1] is not None else None
         if reduced is not None:
             reduced.wait()
-        return gradient_x, gradient_weight, gradient_bias, None, None, None
+        return gradient_x, gradient_weight, gradient_bias, None, None, None, None
+
+
+def _gather(comm: Comm, site: Site) -> Gather:
+    """Gathers the shard of an input again, when its weight's gradient is computed."""
+
+    def gather(shard: Tensor) -> Tensor:
+        whole, pending = comm.all_gather(shard, "tp", site=site, phase="backward")
+        pending.wait()
+        return whole
+
+    return gather
 
 
 def column_product(
-    x_LBD: Tensor, weight: Tensor, bias: Tensor | None, *, entering: Entering, comm: Comm, site: Site
+    x_LBD: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    entering: Entering,
+    comm: Comm,
+    site: Site,
+    deferral: Deferral | None,
 ) -> Tensor:
     """Input times the rows of this rank: [L, B, D] (a shard of L if it is gathered) -> [L, B, U/t]."""
-    out: Tensor = _ColumnProduct.apply(x_LBD, weight, bias, entering, comm, site)  # type: ignore[no-untyped-call]
+    out: Tensor = _ColumnProduct.apply(x_LBD, weight, bias, entering, comm, site, deferral)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -86,9 +120,18 @@ class ColumnLinear(nn.Module):
         self.entering = entry.entering
         self.comm = comm
         self.site = Site(name=entry.module, stream=entry.stream)
+        self.deferral: Deferral | None = None
 
     def forward(self, x_LBD: Tensor) -> tuple[Tensor, ...]:
-        out_LBU = column_product(x_LBD, self.weight, self.bias, entering=self.entering, comm=self.comm, site=self.site)
+        out_LBU = column_product(
+            x_LBD,
+            self.weight,
+            self.bias,
+            entering=self.entering,
+            comm=self.comm,
+            site=self.site,
+            deferral=self.deferral,
+        )
         return (out_LBU,) if len(self.parts) == 1 else out_LBU.split(self.parts, dim=-1)
 
 
@@ -102,10 +145,11 @@ class RowLinear(nn.Module):
         self.leaving = entry.leaving
         self.comm = comm
         self.site = Site(name=entry.module, stream=entry.stream)
+        self.deferral: Deferral | None = None
 
     def forward(self, x_LBU: Tensor) -> Tensor:
         """[L, B, U/t] -> [L, B, D], or a shard of L under sequence parallelism."""
-        out_LBD = leave(F.linear(x_LBU, self.weight), self.leaving, self.comm, self.site)
+        out_LBD = leave(product(x_LBU, self.weight, None, self.deferral), self.leaving, self.comm, self.site)
         return out_LBD if self.bias is None else out_LBD + self.bias
 
 

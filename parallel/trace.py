@@ -12,7 +12,8 @@ names and in microbatches in flight: one is run for all. What has been run is pu
     microbatches                  the first's for all but the last
     peak                          the schedule played with what each microbatch keeps (`parallel/activations.py`)
 
-Parameters and what follows the last backward are never put together: they are those of the whole stage. `compose=False`
+Ranks with several stages, and those that split their backward, are run whole. Parameters and what follows the last
+backward are never put together: they are those of the whole stage. `compose=False`
 runs all blocks and all microbatches instead, which must and does give the same.
 """
 
@@ -33,7 +34,8 @@ from parallel.ledger import Event, Total
 from parallel.meter import ActionFigures, Meter, Segment
 from parallel.operators import Operator
 from parallel.plan import Plan
-from parallel.schedule import Action
+from parallel.schedule import is_split
+from parallel.schedules import BUILDERS
 from parallel.share import Share, shares
 
 NUM_RUN = 2
@@ -73,16 +75,16 @@ def trace(
     shape.check(plan.config)
     plan.layout.check_sequences(shape.num_sequences * plan.layout.dp)
     wanted = shares(plan) if ranks is None else ranks
-    if not compose:
+    is_plain = plan.layout.chunks == 1 and not is_split(plan.table)
+    if not compose or not is_plain:
         return tuple(_run_whole(share, shape) for share in wanted)
-    table = plan.table
     run: dict[Any, _Run] = {}
     traces = []
     for share in wanted:
         kind = _kind(share)
         if kind not in run:
             run[kind] = _run_part(share, shape)
-        traces.append(run[kind].trace(share, shape, table[share.coordinate.pp]))
+        traces.append(run[kind].trace(share, shape))
     return tuple(traces)
 
 
@@ -110,8 +112,14 @@ def _kind(share: Share) -> Any:
     held = tuple(
         (side, len(share.blocks(side)), share.has_embedding(side), share.has_end(side)) for side in share.sides
     )
-    shared = tuple(shared for shared in share.plan.shared if share.coordinate.pp in shared.stages)
-    return held, share.vocabulary_rows, shared, share.stage.inputs, share.stage.outputs
+    (stage,) = share.stages
+    shared = tuple(shared for shared in share.plan.shared if share.coordinate.pp in shared.ranks)
+    edges = tuple(
+        (edge.first - stage.index, edge.last - stage.index, edge.carries)
+        for edge in share.plan.edges
+        if stage.index in (edge.first, edge.last)
+    )
+    return held, share.vocabulary_rows, shared, stage.inputs, stage.outputs, edges
 
 
 def _run_part(share: Share, shape: StepShape) -> "_Run":
@@ -120,11 +128,13 @@ def _run_part(share: Share, shape: StepShape) -> "_Run":
     run_sizes = sizes[:1] if is_one_enough else sizes if len(sizes) <= NUM_RUN else (sizes[0], sizes[-1])
     # All forwards before all backwards, so that it shows what two microbatches in flight keep together.
     layout = share.layout.replace(microbatches=len(run_sizes), schedule="gpipe")
-    plan = dataclasses.replace(share.plan, layout=layout)
+    table = BUILDERS["gpipe"](share.plan.ranks, len(run_sizes))
+    plan = dataclasses.replace(share.plan, layout=layout, table=table)
     with dry_engine(plan, _rank(share), shape.dtype_bytes) as engine:
         batch = dry_batch(share.config, dataclasses.replace(shape, num_sequences=sum(run_sizes)))
         meter = Meter(engine)
-        _drop_blocks(engine.model)
+        for model in (engine.model, *engine.parts.values()):
+            _drop_blocks(model)
         with meter:
             engine.step(batch, update=False, observer=meter)
     return _Run(share=share, meter=meter)
@@ -154,9 +164,10 @@ class _Run:
     share: Share
     meter: Meter
 
-    def trace(self, share: Share, shape: StepShape, row: Sequence[Action]) -> RankTrace:
+    def trace(self, share: Share, shape: StepShape) -> RankTrace:
         """What was run, put together to the whole of a rank whose stage is of the same kind."""
         num_microbatches = len(microbatch_sizes(shape.num_sequences, share.layout.microbatches))
+        (stage,) = share.stages
         run = self._microbatches()
         first, last, num_first = run[0], run[-1], num_microbatches - 1
         figures = dataclasses.replace(
@@ -165,9 +176,15 @@ class _Run:
             events=_added((first.events, num_first), (last.events, 1), (self._step_events(), 1)),
             flops=first.flops.times(num_first) + last.flops,
             saved_bytes=first.saved.total,
-            peak_saved_bytes=peak_over(row, [first.saved] * num_first + [last.saved]),
+            peak_saved_bytes=peak_over(
+                share.plan.table[share.coordinate.pp],
+                {
+                    (stage.index, microbatch): (first if microbatch < num_first else last).saved
+                    for microbatch in range(num_microbatches)
+                },
+            ),
         )
-        if share.stage.index != self.share.stage.index:
+        if stage != self.share.stages[0]:
             figures = dataclasses.replace(figures, events=_renamed(figures.events, self.share, share))
         return RankTrace(figures=figures, num_ranks=share.num_ranks, operators=_distinct(self.meter))
 
@@ -186,7 +203,7 @@ class _Run:
             total = sum(segment.kept for segment in there) + (0 if forward is forwards[0] else shared)
             microbatch = _Microbatch(
                 flops=sum((segment.flops for segment in (*there, *back)), start=PhaseFlops()),
-                saved=Saved(by_part={"all": total}, shared=shared, on_top=_on_top(back)),
+                saved=Saved(by_part={"all": total}, shared={"all": shared}, on_top=_on_top(back)),
                 events=(*self._all_blocks(forward), *self._all_blocks(backward), *edges[forward.action.microbatch]),
             )
             told.append(microbatch)
@@ -253,7 +270,7 @@ def _added(*counted: tuple[Iterable[Event], int]) -> tuple[Total, ...]:
 # ---- names ----------------------------------------------------------------------------------------------------------
 
 _BLOCK = re.compile(r"(?P<side>encoder|decoder)\.block\.(?P<index>\d+)")
-_EDGE = re.compile(r"edge\.(?P<first>\d+)-\d+")
+_EDGE = re.compile(r"edge\.(?P<first>\d+)-(?P<last>\d+)")
 
 
 def _block_of(site: str) -> str:
@@ -272,8 +289,8 @@ def _renamed(events: Iterable[Total], run: Share, share: Share) -> tuple[Total, 
             index = int(block["index"]) - run.blocks(side)[0] + share.blocks(side)[0]
             return f"{side}.block.{index}{site[block.end() :]}"
         if edge is not None:
-            first = int(edge["first"]) - run.stage.index + share.stage.index
-            return f"edge.{first}-{first + 1}"
+            shift = share.stages[0].index - run.stages[0].index
+            return f"edge.{int(edge['first']) + shift}-{int(edge['last']) + shift}"
         return site
 
     return tuple(

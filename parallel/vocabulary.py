@@ -19,6 +19,7 @@ from models.batch import IGNORED
 from models.head import Head
 from parallel.collectives import leave
 from parallel.comm import Comm, Site
+from parallel.deferral import Deferral
 from parallel.plan import Entry
 from parallel.tensor import column_product
 
@@ -61,6 +62,7 @@ class VocabularyHead(nn.Module):
         self.entering = entry.entering
         self.comm = comm
         self.site = Site(name=entry.module, stream=entry.stream)
+        self.deferral: Deferral | None = None
 
     def forward(self, hidden_LBD: Tensor) -> Tensor:
         """[L(/t), B, D] -> [L, B, V/t]."""
@@ -68,7 +70,13 @@ class VocabularyHead(nn.Module):
         if self.scale != 1.0:
             hidden_LBD = hidden_LBD * self.scale
         return column_product(
-            hidden_LBD, self.weight, self.bias, entering=self.entering, comm=self.comm, site=self.site
+            hidden_LBD,
+            self.weight,
+            self.bias,
+            entering=self.entering,
+            comm=self.comm,
+            site=self.site,
+            deferral=self.deferral,
         )
 
 

@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from parallel.layouts import Schedule
-from parallel.schedule import BUILDERS
+from parallel.schedule import Product, Table, ranks_of
 
 Floats = NDArray[np.float64]
 
@@ -60,41 +59,46 @@ def padding_waste(valid_tokens: int, padded_tokens: int) -> float:
     return 1 - valid_tokens / padded_tokens if padded_tokens else 0.0
 
 
-def span(schedule: Schedule, microbatches: int, forward: ArrayLike, backward: ArrayLike) -> Floats:
-    """Time from the first action of a schedule to its last, transfers free.
+def span(table: Table, forward: ArrayLike, backward: ArrayLike) -> Floats:
+    """Time from the first action of a table to its last, transfers free.
 
     `forward` and `backward` are times of one microbatch on each stage, [stages, ...]; trailing dims are played at once.
+    Of a backward in two pieces each takes half.
     """
-    seconds = {"forward": _checked(forward), "backward": _checked(backward)}
-    num_stages = len(seconds["forward"])
-    # (kind, microbatch) instead of actions: a play of many microbatches looks each of them up three times.
+    forward, backward = _checked(forward), _checked(backward)
+    seconds = {
+        "forward": forward,
+        "backward": backward,
+        "backward_input": backward / 2,
+        "backward_weight": backward / 2,
+    }
     waiting = [
-        collections.deque((action.kind, action.microbatch) for action in actions)
-        for actions in BUILDERS[schedule](num_stages, microbatches)
+        collections.deque((action, action.gives, action.needs(len(forward))) for action in actions) for actions in table
     ]
-    ends: dict[tuple[int, str, int], Floats] = {}
-    free = [np.zeros(seconds["forward"].shape[1:]) for _ in waiting]
+    ends: dict[Product | None, Floats] = {}
+    free = [np.zeros(forward.shape[1:]) for _ in waiting]
     while any(waiting):
         num_waiting = sum(map(len, waiting))
-        for stage, actions in enumerate(waiting):
+        for rank, actions in enumerate(waiting):
             while actions:
-                kind, microbatch = actions[0]
-                source = stage - 1 if kind == "forward" else stage + 1
-                arrival = ends.get((source, kind, microbatch))
-                if arrival is None and 0 <= source < num_stages:
+                action, gives, needs = actions[0]
+                if needs is not None and needs not in ends:
                     break
-                start = free[stage] if arrival is None else np.maximum(free[stage], arrival)
-                free[stage] = ends[stage, kind, microbatch] = start + seconds[kind][stage]
+                start = free[rank] if needs is None else np.maximum(free[rank], ends[needs])
+                free[rank] = ends[gives] = start + seconds[action.kind][action.stage]
                 actions.popleft()
-        assert sum(map(len, waiting)) < num_waiting, f"schedule {schedule} deadlocks"
+        assert sum(map(len, waiting)) < num_waiting, "the table deadlocks"
     return np.asarray(np.stack(free).max(axis=0))
 
 
-def stage_bubbles(schedule: Schedule, microbatches: int, forward: ArrayLike, backward: ArrayLike) -> Floats:
-    """Bubble of every stage on the played schedule, [stages, ...]; arguments as in `span`. 0 where all times are."""
+def rank_bubbles(table: Table, forward: ArrayLike, backward: ArrayLike) -> Floats:
+    """Bubble of every rank on the played table, [ranks, ...]; arguments as in `span`. 0 where all times are."""
     forward, backward = _checked(forward), _checked(backward)
-    path = span(schedule, microbatches, forward, backward)
-    busy = microbatches * (forward + backward)
+    path = span(table, forward, backward)
+    microbatches = 1 + max(action.microbatch for row in table for action in row)
+    ranks = ranks_of(table)
+    work = microbatches * (forward + backward)
+    busy = np.stack([sum(work[s] for s, holder in enumerate(ranks) if holder == rank) for rank in range(len(table))])
     return np.where(path > 0, 1 - busy / np.where(path > 0, path, 1.0), 0.0)
 
 

@@ -29,8 +29,10 @@ from models.config import ModelConfig
 from models.costs import Side, block_costs, embedding_parameters, head_flops, norm_parameters
 from models.matching import twins
 from models.named import named_model
+from parallel.layouts import Layout
 from parallel.partition import first_blocks
-from results.balance import imbalance, stage_bubbles
+from parallel.schedules import BUILDERS
+from results.balance import imbalance, rank_bubbles
 
 VOCABULARY_MODELS = ("gpt2-medium", "gpt2-xl", "llama-2-7b", "llama-2-70b")
 VOCABULARIES = tuple(1024 * 2**step for step in range(9))
@@ -121,7 +123,7 @@ def _vocabulary(config: ModelConfig, side: Side) -> int:
 
 def even(work: Work, pp: int) -> tuple[int, ...]:
     """First blocks of the even cut."""
-    return first_blocks(work.config, pp, "even")
+    return first_blocks(work.config, Layout(pp=pp))
 
 
 def aligned(work: Work, pp: int) -> tuple[tuple[int, ...], int]:
@@ -229,7 +231,8 @@ def _pair_rows() -> Iterator[dict[str, Any]]:
 
 def _bubble(flops: Sequence[int]) -> float:
     microbatches = MICROBATCHES_PER_STAGE * len(flops)
-    return float(stage_bubbles("1f1b", microbatches, flops, [2 * flop for flop in flops]).mean())
+    table = BUILDERS["1f1b"](range(len(flops)), microbatches)
+    return float(rank_bubbles(table, flops, [2 * flop for flop in flops]).mean())
 
 
 def _row(question: str, model: str, work: Work, lengths: tuple[int, int], cut: str, pp: int) -> dict[str, Any]:

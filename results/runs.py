@@ -14,7 +14,9 @@ import numpy as np
 import pandas as pd
 
 from parallel.layouts import Layout
-from results.balance import imbalance, padding_waste, stage_bubbles, wall_bubbles
+from parallel.placement import stage_ranks
+from parallel.schedules import BUILDERS
+from results.balance import imbalance, padding_waste, rank_bubbles, wall_bubbles
 from results.intervals import Interval, Samples, median
 from results.schema import DataFacts, Record
 
@@ -210,7 +212,7 @@ def _bubble_definition(record: Record) -> str:
 
 
 def _bubble(record: Record) -> list[float]:
-    """Mean over the stages (CPUs: on the played schedule) or the ranks (GPUs: of the wall time), for every step."""
+    """Mean over pipeline ranks (CPUs: on the played schedule) or ranks (GPUs: of the wall time), for every step."""
     if _bubble_definition(record) == "wall":
         ranks = [rank for rank in record.ranks if rank.busy_seconds]
         return _mean([wall_bubbles(rank.busy_seconds, rank.step_seconds or record.step_seconds) for rank in ranks])
@@ -218,11 +220,16 @@ def _bubble(record: Record) -> list[float]:
     if not forward or record.status != "ok":
         return []
     layout = Layout.from_dict(record.layout)
+    if layout.schedule not in BUILDERS:
+        # A list schedule depends on costs that the record does not hold.
+        return []
     forward_of_one, backward_of_one = (
         np.asarray(forward) / layout.microbatches,
         np.asarray(backward) / layout.microbatches,
     )
-    played = stage_bubbles(layout.schedule, layout.microbatches, forward_of_one, backward_of_one)
+    ranks_of_stages = stage_ranks(layout.placement, layout.pp, layout.chunks)
+    table = BUILDERS[layout.schedule](ranks_of_stages, layout.microbatches)
+    played = rank_bubbles(table, forward_of_one, backward_of_one)
     means: list[float] = played.mean(axis=0).tolist()
     return means
 

@@ -11,6 +11,8 @@ import time
 import torch
 
 from launch.worker import main
+from models.batch import Batch
+from parallel.held import Held
 from parallel.pipeline import Pipeline
 from parallel.schedule import Action
 
@@ -31,12 +33,12 @@ def install() -> None:
     """Break the second stage of every pipeline; dry runs, and proofs, which are in float64, stay sound."""
     compute = Pipeline._compute
 
-    def broken(self: Pipeline, step: object, action: Action) -> None:
+    def broken(self: Pipeline, action: Action, batch: Batch, held: Held) -> None:
         is_last_of_two = self._plan.layout.pp == 2 and self._comm.coordinate.pp == 1
         is_real = torch.distributed.is_initialized() and torch.distributed.get_backend() == "gloo"
         if action.kind == "backward" and is_last_of_two and is_real and self._dtype == torch.float32:
             break_down(self._plan.layout.microbatches)
-        compute(self, step, action)  # type: ignore[arg-type]
+        compute(self, action, batch, held)
 
     Pipeline._compute = broken  # type: ignore[method-assign]
 

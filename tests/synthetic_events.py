@@ -37,7 +37,7 @@ def communication(partition: Plan, lengths: tuple[int, int]) -> Iterator[Communi
         if layout.dp > 1:
             yield _event(rank, "all_reduce", "dp", layout, "gradient.dp", "none", "step", 4096)
         for shared in partition.shared:
-            if pp in shared.stages:
+            if pp in shared.ranks:
                 yield _event(rank, "all_reduce", "tied", layout, f"gradient.tied.{shared.name}", "none", "step", 8192)
 
 

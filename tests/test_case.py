@@ -9,10 +9,11 @@ from launch.case import Case, case_of, small_relative
 from models.config import ModelConfig
 from models.costs import parameter_counts
 from models.named import MODEL_NAMES, named_model
-from parallel.layouts import Layout
-from parallel.partition import stages
+from parallel.figures import StepShape
+from parallel.layouts import Layout, NamedCut
 from parallel.plan import Plan
 from parallel.plans import plan
+from parallel.profile import Profile
 
 LAYOUTS = (
     Layout(),
@@ -21,6 +22,9 @@ LAYOUTS = (
     Layout(pp=4, cut="aligned", microbatches=3, schedule="gpipe"),
     Layout(pp=3, cut=(1, 2)),
     Layout(tp=4, pp=4, dp=2),
+    Layout(pp=2, chunks=2, placement="interleaved", schedule="interleaved", cut="aligned", microbatches=2),
+    Layout(pp=2, chunks=2, placement="folded", schedule="interleaved", microbatches=2),
+    Layout(pp=2, chunks=2, placement="v", schedule="zb_v", cut=(1, 2, 3)),
 )
 SIZES = {
     "name",
@@ -69,9 +73,15 @@ def treatment(made: Plan) -> set[tuple[object, ...]]:
     return told
 
 
+def kinds(made: Plan) -> list[tuple[object, ...]]:
+    """What each stage has of both sides, and what enters and leaves it."""
+    middle = made.config.num_encoder_blocks
+    return [(s.first < middle, s.last > middle, s.inputs, s.outputs) for s in made.stages]
+
+
 @pytest.mark.parametrize(("config", "layout"), PAIRS, ids=lambda given: getattr(given, "label", None) or given.name)
 def test_a_small_relative_has_the_structure_of_its_model(config: ModelConfig, layout: Layout) -> None:
-    small = small_relative(config, layout)
+    small, cut = small_relative(config, layout)
     for field in dataclasses.fields(ModelConfig):
         if field.name not in SIZES:
             assert getattr(small, field.name) == getattr(config, field.name), field.name
@@ -79,15 +89,25 @@ def test_a_small_relative_has_the_structure_of_its_model(config: ModelConfig, la
     assert (small.num_heads * small.head_width == small.width) == (config.num_heads * config.head_width == config.width)
     assert small.vocabulary % layout.tp == config.vocabulary % layout.tp
     assert (small.feature_width > 0) == (config.feature_width > 0)
-    assert treatment(plan(small, layout)) == treatment(plan(config, layout))
-    cuts = [stages(one, layout.pp, layout.cut) for one in (config, small)]
-    assert len(cuts[0]) == len(cuts[1])
-    for large_stage, small_stage in zip(*cuts, strict=True):
-        assert (large_stage.inputs, large_stage.outputs) == (small_stage.inputs, small_stage.outputs)
-    assert [shared.stages for shared in plan(small, layout).shared] == [
-        shared.stages for shared in plan(config, layout).shared
-    ]
+    assert cut.replace(cut="even") == layout.replace(cut="even")
+    large_plan, small_plan = plan(config, layout), plan(small, cut)
+    assert treatment(small_plan) == treatment(large_plan)
+    assert kinds(small_plan) == kinds(large_plan)
+    assert [shared.ranks for shared in small_plan.shared] == [shared.ranks for shared in large_plan.shared]
+    for side in ("num_encoder_blocks", "num_decoder_blocks"):
+        assert getattr(small, side) >= min(2, getattr(config, side))
     assert parameter_counts(small).total < 2_000_000
+
+
+@pytest.mark.parametrize("cut", ["parameters", "flops", "memory"])
+def test_a_small_relative_is_cut_where_costs_cut_its_model(cut: NamedCut) -> None:
+    config = named_model("t5-base")
+    layout = Layout(pp=4, cut=cut, microbatches=4, schedule="list")
+    profile = Profile.of_flops(config, layout, StepShape(num_sequences=4, source_length=512, target_length=32))
+    case = case_of(config, layout, profile)
+    assert kinds(plan(case.config, case.layout, case.profile)) == kinds(plan(config, layout, profile))
+    with pytest.raises(ValueError, match=f"^cut = '{cut}' balances what blocks cost, and there is no profile"):
+        case_of(config, layout)
 
 
 def test_a_layout_that_the_model_itself_forbids_is_refused() -> None:

@@ -60,7 +60,7 @@ def test_every_command_teaches_with_examples(name: str) -> None:
         (("plan", "t5-smal"), "error: unknown model 't5-smal'; did you mean t5-small"),
         (("plan", "gpt2", "--tp", "5"), "error: 12 heads over tp=5: tp must divide 12; try 1, 2, 3, 4, 6, 12"),
         (("plan", "gpt2", "--pp", "13"), "error: pp = 13 stages over 12 blocks"),
-        (("plan", "gpt2", "--pp", "2", "--cut", "best"), "error: cut = 'best'; choose even, aligned or first blocks"),
+        (("plan", "gpt2", "--pp", "2", "--cut", "best"), "error: cut = 'best'; choose one of even, aligned, "),
         (("models", "nothing"), "error: no model has 'nothing' in its name"),
     ],
 )
@@ -102,8 +102,8 @@ def test_plan_shows_stages_entries_and_schedule(capsys: pytest.CaptureFixture[st
     assert code == 0
     assert "E0-E5" in out
     assert "decoder.block.*.cross_attention.kv" in out
-    assert "0: F0 F1 .  B0 .  B1\n1: .  F0 B0 F1 B1 ." in out
-    assert "encoder.embedding.token.weight is held by stage 0" in out
+    assert "0: 0F0 0F1 .   0B0 .   0B1\n1: .   1F0 1B0 1F1 1B1 ." in out
+    assert "encoder.embedding.token.weight is held by pipeline rank 0" in out
 
 
 def test_models_are_listed_with_their_parameters(capsys: pytest.CaptureFixture[str]) -> None:

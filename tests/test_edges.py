@@ -10,10 +10,11 @@ from torch import Tensor
 
 from models.batch import Batch
 from models.model import Hidden
-from parallel.comm import Comm, Pending, Transfer
+from parallel.comm import Comm, Message, Pending
 from parallel.engines.native import NativeEngine, StepFacts
 from parallel.layouts import Layout, Schedule
 from parallel.plans import plan
+from parallel.schedule import Direction
 from tests.one_rank import CPU, rank_of
 from tests.rank import Worker
 from tests.small_models import small_batch, small_config
@@ -52,12 +53,13 @@ def engine_of(comm: Comm, layout: Layout) -> NativeEngine:
 
 
 def change_what_leaves(engine: NativeEngine, change: Change) -> None:
-    forward = engine.model.forward
+    (part,) = engine.parts.values()
+    forward = part.forward
 
     def changed(batch: Batch, hidden: Hidden) -> Hidden:
         return change(forward(batch, hidden))
 
-    engine.model.forward = changed  # type: ignore[method-assign]
+    part.forward = changed  # type: ignore[method-assign]
 
 
 # ---- checks before data moves -------------------------------------------------------------------------------------
@@ -69,13 +71,13 @@ def change_what_leaves(engine: NativeEngine, change: Change) -> None:
         (
             0,
             widened,
-            r"^edge.0-1 >F0: source is \(7, 1, 17\) torch.float64, the edge carries \(7, 1, 16\) torch.float64$",
+            r"^edge\.0-1 >0-1F0: source is \(7, 1, 17\) torch.float64, the edge carries \(7, 1, 16\) torch.float64$",
         ),
-        (0, shortened, r"^edge.0-1 >F0: source is \(6, 1, 16\) torch.float64, the edge carries \(7, 1, 16\) torch"),
-        (0, narrowed, r"^edge.0-1 >F0: source is \(7, 1, 16\) torch.float32, the edge carries .* torch.float64$"),
-        (0, detached, r"^edge.0-1 >F0: source has no gradient to send back$"),
-        (1, shortened, r"^edge.1-2 >F0: target is \(4, 1, 16\) torch.float64, the edge carries \(5, 1, 16\) torch"),
-        (1, detached_memory, r"^edge.1-2 >F0: memory has no gradient to send back$"),
+        (0, shortened, r"^edge\.0-1 >0-1F0: source is \(6, 1, 16\) torch.float64, the edge carries \(7, 1, 16\) torch"),
+        (0, narrowed, r"^edge\.0-1 >0-1F0: source is \(7, 1, 16\) torch.float32, the edge carries .* torch.float64$"),
+        (0, detached, r"^edge\.0-1 >0-1F0: source has no gradient to send back$"),
+        (1, shortened, r"^edge\.1-2 >1-2F0: target is \(4, 1, 16\) torch.float64, the edge carries \(5, 1, 16\) torch"),
+        (1, detached_memory, r"^edge\.1-2 >1-2F0: memory has no gradient to send back$"),
     ],
 )
 def test_a_tensor_that_is_not_what_the_edge_carries_is_refused_before_it_moves(
@@ -102,12 +104,13 @@ def test_an_input_that_the_stage_does_not_read_is_told() -> None:
     """Its sender waits for a gradient."""
     with rank_of(plan(CONFIG, LAYOUT), 2) as comm:
         engine = engine_of(comm, LAYOUT)
-        forward = engine.model.forward
+        (part,) = engine.parts.values()
+        forward = part.forward
 
         def forgetful(batch: Batch, hidden: Hidden) -> Hidden:
             return forward(batch, {**hidden, "memory": hidden["memory"].detach()})
 
-        engine.model.forward = forgetful  # type: ignore[method-assign]
+        part.forward = forgetful  # type: ignore[method-assign]
         with pytest.raises(AssertionError, match=r"^no gradient for \['memory'\]$"):
             engine.step(BATCH)
 
@@ -135,16 +138,16 @@ def most_sent_alive(worker: Worker, schedule: Schedule) -> tuple[int, int]:
     layout = Layout(pp=2, microbatches=8, schedule=schedule)
     comm = Comm.create(plan=plan(CONFIG, layout), rank=worker.rank, groups=worker.groups, device=CPU)
     engine = engine_of(comm, layout)
-    exchange, sent, alive = comm.exchange, list[weakref.ref[Tensor]](), [0]
+    send, sent, alive = comm.send, list[weakref.ref[Tensor]](), [0]
 
-    def counted(transfers: Sequence[Transfer]) -> list[Pending]:
+    def counted(messages: Sequence[Message], peer: int, *, direction: Direction) -> list[Pending]:
         alive.append(sum(reference() is not None for reference in sent))
-        sent.extend(weakref.ref(transfer.tensor) for transfer in transfers if transfer.operation == "send")
-        return exchange(transfers)
+        sent.extend(weakref.ref(message.tensor) for message in messages)
+        return send(messages, peer, direction=direction)
 
-    comm.exchange = counted  # type: ignore[method-assign]
+    comm.send = counted  # type: ignore[method-assign]
     engine.step(small_batch(CONFIG, num_sequences=8))
-    del comm.exchange
+    del comm.send
     assert len(sent) == 8
     return max(alive), sum(reference() is not None for reference in sent)
 

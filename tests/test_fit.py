@@ -14,10 +14,8 @@ from models.named import named_model
 from parallel.figures import StepShape
 from parallel.fit import Fits, fit
 from parallel.layouts import Cut, Layout, Schedule
-from parallel.loads import in_flight
 from parallel.plans import plan
 from parallel.predict import RankPrediction, predict
-from parallel.schedule import BUILDERS, max_in_flight
 
 NUM_DEVICES = 6
 
@@ -98,13 +96,6 @@ def test_fewer_devices_are_refused_for_the_stated_reason(cut: Cut) -> None:
         layout for layout in all_layouts(base) if layout.world_size < devices[0] and (cut == "even" or layout.pp > 1)
     ]
     assert min(fullest(config, layout).peak_bytes for layout in smaller) == closest.total_bytes
-
-
-@pytest.mark.parametrize("schedule", BUILDERS)
-def test_microbatches_in_flight_are_those_of_the_schedule(schedule: Schedule) -> None:
-    for num_stages, microbatches in itertools.product(range(1, 6), range(1, 7)):
-        for stage, row in enumerate(BUILDERS[schedule](num_stages, microbatches)):
-            assert in_flight(schedule, num_stages, microbatches, stage) == max_in_flight(row)
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

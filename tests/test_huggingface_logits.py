@@ -248,7 +248,7 @@ def test_a_bias_of_the_logits_that_is_not_zero_is_refused() -> None:
 
 def test_a_slice_is_loaded_from_the_whole_checkpoint() -> None:
     model, config, family = published("bart")
-    whole, part = build(config), slice_model(build(config), 1, 4)
+    whole, part = build(config), slice_model(build(config), config, (1, 4))
     for loaded in (whole, part):
         load_weights(loaded, config, model.state_dict(), family)
     expected = dict(whole.named_parameters(remove_duplicate=False))

@@ -19,6 +19,9 @@ def told(message: str) -> str:
 # ---- a layout by itself -------------------------------------------------------------------------------------------
 
 
+CUTS = "choose one of even, aligned, parameters, flops, times, memory or a list of first blocks"
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -30,15 +33,36 @@ def told(message: str) -> str:
         ({"dp": 2.0}, "dp = 2.0; it must be a whole number"),
         ({"microbatches": True}, "microbatches = True; it must be a whole number"),
         ({"sp": "yes", "tp": 2}, "sp = 'yes'; it must be true or false"),
-        ({"schedule": "zero"}, "schedule = 'zero'; choose one of gpipe, 1f1b"),
+        ({"schedule": "zero"}, "schedule = 'zero'; choose one of gpipe, 1f1b, interleaved, zb_h1, zb_h2, zb_v, list"),
         ({"memory_gather": "never"}, "memory_gather = 'never'; choose one of per_block, per_stage"),
         ({"recompute": "all"}, "recompute = 'all'; choose one of none, selective, full"),
         ({"attention": "flash"}, "attention = 'flash'; choose one of fused, materialised"),
-        ({"cut": "equal"}, "cut = 'equal'; choose even, aligned or a list of first blocks"),
-        ({"cut": 3, "pp": 2}, "cut = 3; choose even, aligned or a list of first blocks"),
-        ({"cut": [1.5], "pp": 2}, "cut = [1.5]; choose even, aligned or a list of first blocks"),
+        (
+            {"cut": "equal"},
+            f"cut = 'equal'; {CUTS}",
+        ),
+        (
+            {"cut": 3, "pp": 2},
+            f"cut = 3; {CUTS}",
+        ),
+        (
+            {"cut": [1.5], "pp": 2},
+            f"cut = [1.5]; {CUTS}",
+        ),
         ({"cut": [1, 2], "pp": 2}, "cut [1, 2] makes 3 stages, but pp = 2; give 1 cuts"),
         ({"cut": [], "pp": 2}, "cut [] makes 1 stages, but pp = 2; give 1 cuts"),
+        (
+            {"chunks": 2, "pp": 2},
+            "placement 'linear' with chunks = 2: it has one chunk a rank; try chunks = 1, or placement = 'interleaved'",
+        ),
+        (
+            {"placement": "v", "chunks": 2, "pp": 2},
+            (
+                "schedule '1f1b' cannot run on placement 'v': it needs placement linear; "
+                "schedules for 'v' are gpipe, zb_v, list"
+            ),
+        ),
+        ({"transport": "air"}, "transport = 'air'; choose one of relay, direct"),
         ({"cp": 0}, "cp = 0; it must be at least 1"),
         ({"zero": 4, "dp": 2}, "zero = 4; choose 0 (off), 1, 2 or 3"),
         ({"zero": "1", "dp": 2}, "zero = '1'; it must be a whole number"),

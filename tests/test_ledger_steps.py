@@ -11,7 +11,7 @@ from models.config import ModelConfig
 from parallel.layouts import Layout
 from parallel.ledger import Ledger
 from parallel.plans import plan
-from parallel.schedule import batches, with_transfers
+from parallel.transfers import Transfer, with_transfers
 from tests.one_rank import rank_of, step_of
 from tests.small_ledgers import FLOAT, M_D, M_E, SOURCE, TARGET, WIDTH, config_of, ledger_of, told
 from tests.small_models import ARCHITECTURES
@@ -24,21 +24,21 @@ def test_edges_carry_source_then_memory_then_target_and_memory_and_their_gradien
     ledgers = [ledger_of(config_of(blocks=2), layout, rank=rank) for rank in range(4)]
     assert [told(ledger, "edge") for ledger in ledgers] == [
         [
-            f"send 0-1 source forward {M_E}",
             f"receive 0-1 source backward {M_E}",
+            f"send 0-1 source forward {M_E}",
         ],
         [
+            f"receive 1-2 memory backward {M_E}",
             f"receive 0-1 source forward {M_E}",
             f"send 1-2 memory forward {M_E}",
-            f"receive 1-2 memory backward {M_E}",
             f"send 0-1 source backward {M_E}",
         ],
         [
+            f"receive 2-3 target backward {M_D}",
+            f"receive 2-3 memory backward {M_E}",
             f"receive 1-2 memory forward {M_E}",
             f"send 2-3 target forward {M_D}",
             f"send 2-3 memory forward {M_E}",
-            f"receive 2-3 target backward {M_D}",
-            f"receive 2-3 memory backward {M_E}",
             f"send 1-2 memory backward {M_E}",
         ],
         [
@@ -86,13 +86,12 @@ def test_a_ragged_last_microbatch_sends_less() -> None:
 def test_transfers_are_issued_in_the_order_of_the_schedule(schedule: str) -> None:
     layout = Layout.from_dict({"pp": 3, "microbatches": 4, "schedule": schedule, "cut": [1, 2]})
     config = config_of("decoder_only", 3)
-    table = with_transfers(plan(config, layout).table)
+    made = plan(config, layout)
+    steps = with_transfers(made.table, made.edges)
     for rank in range(3):
         ledger = ledger_of(config, layout, rank=rank, num_sequences=8)
         issued = [(event.operation, event.phase) for event in ledger if "edge" in event.site]
-        transfers = [action for batch in batches(table[rank]) for action in batch if action.is_transfer]
-        expected = [tuple(action.kind.split("_")) for action in transfers]
-        assert issued == expected
+        assert issued == [(one.operation, one.direction) for one in steps[rank] if isinstance(one, Transfer)]
 
 
 # ---- the end of a step --------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ def test_a_slice_starts_as_the_whole_does(architecture: Architecture) -> None:
     whole = dict(small_model(config).named_parameters(remove_duplicate=False))
     for first in range(config.num_blocks):
         with torch.device("meta"):
-            part = slice_model(build(config), first, first + 1)
+            part = slice_model(build(config), config, (first, first + 1))
         initialise(part, config, seed=1, dtype=torch.float64, device="cpu")
         for name, parameter in part.named_parameters(remove_duplicate=False):
             assert torch.equal(parameter, whole[name]), name

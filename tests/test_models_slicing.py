@@ -15,9 +15,9 @@ from models.slicing import slice_model, tie
 from tests.small_models import ARCHITECTURES, POSITIONS, small_batch, small_config, small_model
 
 
-def sliced(model: Model, cuts: tuple[int, ...]) -> list[Model]:
+def sliced(model: Model, config: ModelConfig, cuts: tuple[int, ...]) -> list[Model]:
     """Copies of a model, cut before these blocks."""
-    return [slice_model(copy.deepcopy(model), first, last) for first, last in itertools.pairwise(cuts)]
+    return [slice_model(copy.deepcopy(model), config, (first, last)) for first, last in itertools.pairwise(cuts)]
 
 
 def run(parts: list[Model], batch: Batch) -> Hidden:
@@ -41,7 +41,7 @@ def test_slices_compose_to_the_whole_at_every_cut(architecture: Architecture, po
     whole = model(batch, {})
     assert set(whole) == {"logits"}
     for cuts in all_cuts(config.num_blocks):
-        assert torch.equal(run(sliced(model, cuts), batch)["logits"], whole["logits"]), cuts
+        assert torch.equal(run(sliced(model, config, cuts), batch)["logits"], whole["logits"]), cuts
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -55,12 +55,12 @@ def test_slices_draw_the_dropout_masks_of_the_whole(architecture: Architecture) 
     assert not torch.equal(whole, model.eval()(batch, {})["logits"])
     model.train()
     for cuts in all_cuts(config.num_blocks):
-        assert torch.equal(run(sliced(model, cuts), batch)["logits"], whole), cuts
+        assert torch.equal(run(sliced(model, config, cuts), batch)["logits"], whole), cuts
 
 
 def test_what_leaves_is_named_by_where_the_cut_falls() -> None:
     config = small_config("encoder_decoder")
-    parts = sliced(small_model(config), (0, 1, 3, 4, 5))
+    parts = sliced(small_model(config), config, (0, 1, 3, 4, 5))
     batch, names = small_batch(config), []
     hidden: Hidden = {}
     for part in parts:
@@ -71,7 +71,7 @@ def test_what_leaves_is_named_by_where_the_cut_falls() -> None:
 
 def test_the_memory_that_leaves_is_the_one_that_entered() -> None:
     config = small_config("encoder_decoder")
-    encoder, first, _ = sliced(small_model(config), (0, 3, 4, 5))
+    encoder, first, _ = sliced(small_model(config), config, (0, 3, 4, 5))
     assert first.decoder is not None
     first.decoder.memory = torch.nn.Hardtanh()
     batch = small_batch(config)
@@ -82,7 +82,7 @@ def test_the_memory_that_leaves_is_the_one_that_entered() -> None:
 
 def test_the_memory_passes_its_entrance_once_a_stage() -> None:
     config = small_config("encoder_decoder")
-    for part in sliced(small_model(config), (0, 4, 5)):
+    for part in sliced(small_model(config), config, (0, 4, 5)):
         assert part.decoder is not None
         assert isinstance(part.decoder.memory, torch.nn.Identity)
     model, passages = small_model(config), []
@@ -108,7 +108,7 @@ def test_parameters_of_slices_make_up_the_model(tying: Tying) -> None:
     model = small_model(config)
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for cuts in all_cuts(config.num_blocks):
-        kept = [[name for name, _ in p.named_parameters(remove_duplicate=False)] for p in sliced(model, cuts)]
+        kept = [[name for name, _ in p.named_parameters(remove_duplicate=False)] for p in sliced(model, config, cuts)]
         assert set().union(*kept) == names
         repeated = {name for name in names if sum(name in part for part in kept) > 1}
         assert all(name.endswith("relative_bias.weight") for name in repeated), repeated
@@ -118,10 +118,10 @@ def test_tied_parameters_within_a_slice_are_one() -> None:
     config = small_config("encoder_decoder", tying="all")
     whole = build(config)
     assert whole.encoder.embedding.token.weight is whole.decoder.embedding.token.weight is whole.head.weight  # type: ignore[union-attr]
-    decoder = slice_model(build(config), 3, 5)
+    decoder = slice_model(build(config), config, (3, 5))
     initialise(decoder, config, seed=1, dtype=torch.float64, device="cpu")
     assert decoder.decoder.embedding.token.weight is decoder.head.weight  # type: ignore[union-attr]
-    first, last = slice_model(build(config), 0, 4), slice_model(build(config), 4, 5)
+    first, last = slice_model(build(config), config, (0, 4)), slice_model(build(config), config, (4, 5))
     assert first.encoder.embedding.token.weight is first.decoder.embedding.token.weight  # type: ignore[union-attr]
     for part in (first, last):
         initialise(part, config, seed=1, dtype=torch.float64, device="cpu")
@@ -140,4 +140,4 @@ def test_tying_keeps_the_canonical_tensor() -> None:
 def test_a_slice_out_of_range_is_refused(first: int, last: int) -> None:
     config: ModelConfig = small_config("encoder_decoder")
     with pytest.raises(ValueError, match=r"of a model of 5: need 0 <= first < last <= 5"):
-        slice_model(build(config), first, last)
+        slice_model(build(config), config, (first, last))

@@ -12,13 +12,29 @@ from models.architectures import build
 from models.config import Architecture, ModelConfig, Tying
 from models.slicing import slice_model
 from parallel.layouts import Cut, Layout
-from parallel.partition import Stage, crossing, first_blocks, shared_parameters, stages
+from parallel.partition import Shared, Stage, crossing
+from parallel.partition import first_blocks as first_blocks_of
+from parallel.partition import shared_parameters as shared_over
+from parallel.partition import stages as stages_of_layout
 from parallel.plans import plan
 from tests.small_models import ARCHITECTURES, small_config
 
 SMALL = settings(deadline=None, max_examples=12)
 """For what builds modules: milliseconds a block, and slow when the machine is busy."""
 PURE = settings(deadline=None, max_examples=50)
+
+
+def first_blocks(config: ModelConfig, pp: int, cut: Cut) -> tuple[int, ...]:
+    return first_blocks_of(config, Layout(pp=pp, cut=cut))
+
+
+def stages(config: ModelConfig, pp: int, cut: Cut) -> tuple[Stage, ...]:
+    return stages_of_layout(config, Layout(pp=pp, cut=cut))
+
+
+def shared_parameters(config: ModelConfig, cut: tuple[Stage, ...]) -> tuple[Shared, ...]:
+    """With one stage a rank."""
+    return shared_over(config, cut, range(len(cut)))
 
 
 def encoder_decoder(num_encoder_blocks: int, num_decoder_blocks: int, **changes: object) -> ModelConfig:
@@ -136,7 +152,9 @@ def test_stages_built_from_a_cut_hold_every_parameter_of_the_model_once(data: st
     held: Counter[str] = Counter()
     with torch.device("meta"):
         for stage in cut:
-            held.update(name for name, _ in slice_model(build(config), stage.first, stage.last).named_parameters())
+            held.update(
+                name for name, _ in slice_model(build(config), config, (stage.first, stage.last)).named_parameters()
+            )
         whole = Counter(name for name, _ in build(config).named_parameters())
     assert held == whole
 
@@ -186,13 +204,13 @@ def test_the_holders_of_a_shared_parameter_are_the_stages_that_build_it(data: st
     holders: dict[str, list[tuple[int, str]]] = {}
     with torch.device("meta"):
         for stage in cut:
-            model = slice_model(build(config), stage.first, stage.last)
+            model = slice_model(build(config), config, (stage.first, stage.last))
             for name, _ in model.named_parameters():
                 holders.setdefault(canonical.get(name, name), []).append((stage.index, name))
     expected = {name: sorted(held) for name, held in holders.items() if len(held) > 1}
     shared = shared_parameters(config, cut)
     assert {parameter.name: sorted(parameter.holders) for parameter in shared} == expected
-    assert all(parameter.stages[0] == min(parameter.stages) for parameter in shared)
+    assert all(parameter.ranks[0] == min(parameter.ranks) for parameter in shared)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +240,7 @@ def test_a_tied_embedding_is_shared_by_up_to_three_stages(
 
 def test_a_relative_bias_is_shared_by_every_stage_of_its_stack() -> None:
     config = encoder_decoder(3, 3, positions="relative")
-    shared = {parameter.name: parameter.stages for parameter in shared_parameters(config, stages(config, 4, (1, 2, 4)))}
+    shared = {parameter.name: parameter.ranks for parameter in shared_parameters(config, stages(config, 4, (1, 2, 4)))}
     assert shared == {"encoder.relative_bias.weight": (0, 1, 2), "decoder.relative_bias.weight": (2, 3)}
 
 

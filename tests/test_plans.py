@@ -178,9 +178,9 @@ def test_the_plan_prints_a_line_a_stage_and_an_entry() -> None:
     planned = plan(small_config("encoder_decoder"), Layout(tp=2, pp=3))
     lines = planned.lines()
     assert lines[:4] == [
-        "stage 0: blocks 0 to 1, sends source",
-        "stage 1: blocks 2 to 3, sends target, memory",
-        "stage 2: blocks 4 to 4, sends nothing",
+        "stage 0 on rank 0: blocks 0 to 1, sends source to 1",
+        "stage 1 on rank 1: blocks 2 to 3, sends target, memory to 2",
+        "stage 2 on rank 2: blocks 4 to 4, sends nothing",
         "encoder.embedding.token: vocabulary_embedding stream=source leaving=reduce parts=29x1",
     ]
     assert len(lines) == 3 + len(planned.entries)

@@ -10,7 +10,7 @@ from parallel.flops import model_flops
 from parallel.layouts import Layout
 from parallel.plans import plan
 from parallel.predict import predict
-from parallel.schedule import Action
+from parallel.schedule import parse
 from parallel.share import shares
 from tests.small_models import small_config
 
@@ -101,10 +101,17 @@ def test_model_flops_are_three_forwards_and_recomputation_is_on_top() -> None:
 
 
 def test_a_peak_counts_microbatches_in_flight_and_shared_tables_once() -> None:
-    def act(text: str) -> list[Action]:
-        return [Action.parse(mark) for mark in text.split()]
+    held = Saved(by_part={"all": 10}, shared={"table": 3}, on_top=4)
+    both = {(0, 0): held, (0, 1): held}
+    (apart,), (together,) = parse("0F0 0B0 0F1 0B1"), parse("0F0 0F1 0B0 0B1")
+    assert peak_over(apart, both) == 14
+    assert peak_over(together, both) == 21
+    assert peak_over(together, {**both, (0, 1): dataclasses.replace(held, by_part={"all": 6})}) == 17
 
-    held = Saved(by_part={"all": 10}, shared=3, on_top=4)
-    assert peak_over(act("F0 B0 F1 B1"), [held, held]) == 14
-    assert peak_over(act("F0 F1 B0 B1"), [held, held]) == 21
-    assert peak_over(act("F0 F1 B0 B1"), [held, dataclasses.replace(held, by_part={"all": 6})]) == 17
+
+def test_what_is_kept_for_weight_gradients_stays_until_they_are_computed() -> None:
+    held = Saved(by_part={"all": 10}, shared={}, on_top=0, deferred=6)
+    (late,), (soon,) = parse("0F0 0I0 0F1 0I1 0W0 0W1"), parse("0F0 0I0 0W0 0F1 0I1 0W1")
+    both = {(0, 0): held, (0, 1): held}
+    assert peak_over(late, both) == 16
+    assert peak_over(soon, both) == 10

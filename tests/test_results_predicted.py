@@ -7,7 +7,7 @@ import pytest
 from models.config import ModelConfig
 from models.costs import embedding_flops, forward_flops, head_flops, parameter_counts
 from models.named import MODEL_NAMES, named_model
-from parallel.partition import stages
+from parallel.partition import stages_of
 from results import predicted
 from results.predicted import Work, aligned, even, folded_flops, mixed
 
@@ -32,7 +32,7 @@ def test_no_flop_is_lost_by_any_cut(cut: str, pp: int) -> None:
     work = work_of(named_model("t5-small"))
     starts = {"even": even(work, pp), "aligned": aligned(work, pp)[0], "mixed": mixed(work, pp)}[cut]
     assert sum(work.stage_flops(starts)) == sum(work.flops)
-    assert len(stages(work.config, pp, starts)) == pp
+    assert len(stages_of(work.config, starts)) == pp
 
 
 def test_a_tied_table_is_counted_once_where_it_has_two_users_and_again_elsewhere() -> None:

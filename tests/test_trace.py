@@ -30,7 +30,7 @@ def test_closed_form_equals_trace_on_random_layouts_of_random_models(seed: int) 
     for sample in samples(SAMPLES_PER_SEED, seed=seed):
         share = choose.choice(shares(sample.plan))
         (traced,) = trace(sample.plan, sample.shape, ranks=[share])
-        predicted = predict_rank(share, sample.shape, sample.plan.table[share.coordinate.pp])
+        predicted = predict_rank(share, sample.shape)
         told += [f"{line}\n    {sample}" for line in differences(predicted.figures, traced.figures)]
     assert not told, "\n".join(told[:10])
 
@@ -98,7 +98,7 @@ def test_published_models_on_1024_ranks_are_traced_without_their_memory(
     ranks = [share_of(made, Coordinate(dp=3, pp=stage, cp=0, tp=5)) for stage in stages]
     traced = trace(made, shape, ranks=ranks)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    predicted = [predict_rank(rank, shape, made.table[rank.coordinate.pp]) for rank in ranks]
+    predicted = [predict_rank(rank, shape) for rank in ranks]
     for expected, found in zip(predicted, traced, strict=True):
         assert differences(expected.figures, found.figures) == []
     held = traced[0].figures.parameter_bytes + traced[0].figures.peak_saved_bytes

@@ -33,7 +33,10 @@ def no_process() -> Iterator[None]:
         (["--pp", "5"], "pp = 5 stages over 4 blocks: every stage needs a block; try pp <= 4"),
         (["--sp"], "sp shards the sequence over the tp ranks: it needs tp >= 2, got tp = 1"),
         (["--pp", "2", "--cut", "4"], "cuts must rise from 1 to 3, got [4]"),
-        (["--pp", "2", "--cut", "half"], "cut = 'half'; choose even, aligned or first blocks such as 2,5"),
+        (
+            ["--pp", "2", "--cut", "half"],
+            "cut = 'half'; choose one of even, aligned, parameters, flops, times, memory or first blocks such as 2,5",
+        ),
         (["--dp", "0"], "dp = 0; it must be at least 1"),
         (["--microbatches", "two"], "'two' is not a valid integer"),
         (["--cut", "aligned"], "cut = 'aligned' needs pp >= 2"),

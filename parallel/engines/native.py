@@ -1,6 +1,6 @@
 """The native engine: plain tensors, explicit collectives, one executor.
 
-    plan + comm  ->  this rank's stage, sharded  ->  step(batch): pad, cut, run the schedule, synchronise, update
+    plan + comm  ->  this rank's stages, sharded  ->  step(batch): pad, cut, run the schedule, synchronise, update
 
 The loss of a step is the sum of the cross-entropy over all microbatches and data-parallel ranks, divided by the labels
 of the whole step. Gradients, their global norm and the weights after an update equal one process's at every layout.
@@ -19,11 +19,13 @@ from models.batch import Batch
 from models.initial import canonical_name
 from models.model import Model
 from parallel.comm import Comm, Site
+from parallel.deferral import Deferral
 from parallel.gradients import Gradients
 from parallel.layouts import Layout
-from parallel.parallelize import materialise, parallelize
+from parallel.parallelize import materialise, parallelize, split_backward
 from parallel.pipeline import Observer, Pipeline, Unobserved
 from parallel.plan import Plan, Shard
+from parallel.schedule import is_split
 from parallel.sequence import microbatches, pad
 
 OptimizerName = Literal["sgd", "adamw"]
@@ -91,16 +93,19 @@ class NativeEngine:
         if reason is not None:
             raise ValueError(reason)
         self.plan, self.comm, self.dtype, self.device = plan, comm, dtype, device
+        self.deferral = Deferral()
         if model is None:
             with torch.device("meta"):
                 model = build(plan.config)
             parallelize(model, plan, comm)
             materialise(model, plan, comm, seed=seed, dtype=dtype, device=device)
         self.model: Model = model
+        if is_split(plan.table):
+            split_backward(model, self.deferral)
         self.model.mask_key.seed = seed
         self.model.train()
         self.gradients = Gradients(self.model, plan, comm)
-        self._pipeline = Pipeline(model=self.model, plan=plan, comm=comm, dtype=dtype)
+        self._pipeline = Pipeline(model=self.model, plan=plan, comm=comm, deferral=self.deferral, dtype=dtype)
         parameters = list(self.model.parameters())
         if optimizer == "sgd":
             self.optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=learning_rate)
@@ -134,6 +139,11 @@ class NativeEngine:
                 self.optimizer.step()
                 self.model.mask_key.step += 1
         return StepFacts(loss=loss.item(), loss_tokens=loss_tokens, gradient_norm=norm)
+
+    @property
+    def parts(self) -> dict[int, Model]:
+        """This rank's stages by number, each a model of its own; they share their modules with `model`."""
+        return self._pipeline.parts
 
     # ---- what this rank holds ---------------------------------------------------------------------------------
 
