@@ -175,7 +175,7 @@ class Profile:
 
     def _refuse(self, difference: str) -> None:
         raise ValueError(
-            f"the profile of {self.config.name} is another's: it has {difference}; make one with twinshard profile"
+            f"the profile of {self.config.name} is another's: it has {difference}; count or measure one of this model"
         )
 
     # ---- what things cost ---------------------------------------------------------------------------------------
