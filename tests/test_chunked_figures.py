@@ -1,0 +1,39 @@
+"""Do closed form and dry run agree where ranks hold several stages, backwards are split, or memory travels directly?"""
+
+from typing import Any
+
+import pytest
+
+from parallel.figures import StepShape, differences
+from parallel.layouts import Layout
+from parallel.plans import plan
+from parallel.predict import predict
+from parallel.profile import Profile
+from parallel.trace import trace
+from tests.small_models import small_config
+
+ALLOWED = 0.02
+"""Relative difference of the kept bytes' peak."""
+LAYOUTS: tuple[dict[str, Any], ...] = (
+    {"schedule": "zb_h1"},
+    {"schedule": "zb_h2", "tp": 2},
+    {"schedule": "list"},
+    {"schedule": "zb_v", "placement": "v", "chunks": 2, "tp": 2, "sp": True},
+    {"schedule": "interleaved", "placement": "interleaved", "chunks": 2},
+    {"schedule": "interleaved", "placement": "folded", "chunks": 2, "tp": 2, "transport": "direct"},
+    {"schedule": "1f1b", "pp": 3, "transport": "direct"},
+)
+
+
+@pytest.mark.parametrize("fields", LAYOUTS, ids=lambda fields: Layout(**{"pp": 2, **fields}).label)
+def test_predicted_ranks_equal_traced_ones(fields: dict[str, Any]) -> None:
+    config = small_config("encoder_decoder", num_encoder_blocks=3, num_decoder_blocks=3, width=64, head_width=16)
+    layout = Layout(**{"pp": 2, "microbatches": 3, **fields})
+    shape = StepShape(num_sequences=6, source_length=7, target_length=5)
+    profile = Profile.of_flops(config, layout, shape) if layout.needs_profile else None
+    made = plan(config, layout, profile)
+    for predicted, traced in zip(predict(made, shape), trace(made, shape), strict=True):
+        lines = differences(predicted.figures, traced.figures)
+        assert [line for line in lines if "peak_saved_bytes" not in line] == []
+        peak = predicted.figures.peak_saved_bytes
+        assert abs(traced.figures.peak_saved_bytes - peak) <= ALLOWED * peak
