@@ -14,6 +14,7 @@ from models.matching import Match, Twin, twins
 from parallel.account import account
 from parallel.layouts import Layout
 from parallel.plans import plan
+from parallel.profile import Profile
 
 
 @click.command("account")
@@ -86,8 +87,8 @@ def _accounted(
     *,
     with_trace: bool,
 ) -> Accounted:
-    made = plan(config, layout)
     shape = step.shape(config, layout.microbatches)
+    made = plan(config, layout, Profile.counted_for(config, layout, shape))
     accounts = account(made, shape, optimizer=step.optimizer, master_weights=step.master_weights)
     if layout.cp > 1:
         notes += (f"cp = {layout.cp}: closed forms of ring attention, which no engine here runs",)

@@ -60,14 +60,12 @@ class Case:
     @property
     def profile(self) -> Profile | None:
         """What blocks cost, counted in FLOPs, where the layout asks; None where it does not."""
-        if not self.layout.needs_profile:
-            return None
         shape = StepShape(
             num_sequences=self.num_sequences // self.layout.dp,
             source_length=self.source_length * self.config.has_encoder,
             target_length=self.target_length * self.config.has_decoder,
         )
-        return Profile.of_flops(self.config, self.layout, shape)
+        return Profile.counted_for(self.config, self.layout, shape)
 
     def to_dict(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "layout": self.layout.to_dict()}

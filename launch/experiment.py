@@ -130,8 +130,6 @@ class Cell:
     @property
     def profile(self) -> Profile | None:
         """What blocks cost, counted in FLOPs, where the layout asks; None where it does not."""
-        if not self.layout.needs_profile:
-            return None
         source_length, target_length = self.data.stream_lengths(self.model)
         shape = StepShape(
             num_sequences=max(1, self.data.sequences // self.layout.dp),
@@ -139,7 +137,7 @@ class Cell:
             target_length=target_length,
             dtype_bytes=DTYPE_BYTES[self.settings.dtype],
         )
-        return Profile.of_flops(self.model, self.layout, shape)
+        return Profile.counted_for(self.model, self.layout, shape)
 
     @property
     def name(self) -> str:

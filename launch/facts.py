@@ -146,7 +146,8 @@ def _owner(name: str, plan: Plan, rank: int) -> int:
     using = [stage for stage in mine if side != "encoder" or stage.first < boundary]
     using = [stage for stage in using if side != "decoder" or stage.last > boundary]
     using = [stage for stage in using if side != "head" or stage.last == plan.config.num_blocks]
-    if name.endswith((".norm.weight", ".norm.bias")):
+    if name.startswith(f"{side}.norm."):
+        # A stack's final norm stands behind its last block.
         return using[-1].index
     # A tied parameter has the name of its first user in the model, which may live on another rank.
     return (using or mine)[0].index

@@ -13,7 +13,7 @@ from launch.step_options import Step, counted_model, device_bytes_of, step_optio
 from models.config import ModelConfig
 from models.costs import parameter_counts
 from parallel.fit import Family, Fits, fit
-from parallel.layouts import AttentionKernel, Layout, MemoryGather, Schedule
+from parallel.layouts import PLAIN_SCHEDULES, AttentionKernel, Layout, MemoryGather
 from parallel.loads import Load
 
 PATIENCE_SECONDS = 2.0
@@ -46,7 +46,7 @@ COLUMNS = (
 @click.option("--devices", type=int, required=True, help="Most devices.")
 @click.option("--devices-per-node", default=8, show_default=True, help="Largest tp.")
 @click.option("--microbatches", default=1, show_default=True, help="Microbatches of a step.")
-@click.option("--schedule", type=click.Choice(get_args(Schedule)), default="1f1b", show_default=True)
+@click.option("--schedule", type=click.Choice(PLAIN_SCHEDULES), default="1f1b", show_default=True)
 @click.option("--cut", type=click.Choice(["even", "aligned"]), default="even", show_default=True)
 @click.option("--memory-gather", type=click.Choice(get_args(MemoryGather)), default="per_stage", show_default=True)
 @click.option("--attention", type=click.Choice(get_args(AttentionKernel)), default="fused", show_default=True)

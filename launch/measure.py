@@ -48,7 +48,7 @@ class Counted:
     operators: dict[Operator, int]
     """Count of each (operator, shapes, phase)."""
     forward_flops: dict[tuple[int, int], int]
-    """By block of the flat list, `NO_BLOCK` for what is in none."""
+    """By stage and block of the flat list, `NO_BLOCK` for what is in none."""
     peak_allocated_bytes: int
     """By the device's allocator, other cells in memory left out; 0 on CPUs."""
 

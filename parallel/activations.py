@@ -25,7 +25,7 @@ gradients under way, parameters, what is held outside of autograd.
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping
-from typing import Self, TypeAlias
+from typing import Self
 
 from models.costs import Side
 from parallel import keeps
@@ -33,11 +33,8 @@ from parallel.cores import Core
 from parallel.figures import StepShape
 from parallel.halves import deferred_bytes
 from parallel.keeps import Microbatch
-from parallel.schedule import Row
+from parallel.schedule import Key, Row
 from parallel.share import Share
-
-Key: TypeAlias = tuple[int, int]
-"""Stage and microbatch."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

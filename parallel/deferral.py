@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Key: TypeAlias = tuple[int, int]
-"""Stage and microbatch."""
+from parallel.schedule import Key
+
 Gather: TypeAlias = Callable[[Tensor], Tensor]
 """Makes the whole input of a product from what was kept of it."""
 

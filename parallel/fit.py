@@ -21,7 +21,7 @@ from typing import get_args
 
 from models.config import ModelConfig
 from parallel.figures import Optimizer, StepShape
-from parallel.layouts import Layout, Recompute
+from parallel.layouts import PLAIN_SCHEDULES, Layout, Recompute
 from parallel.loads import Load, Loads
 
 AXES = ("tp", "pp", "zero")
@@ -105,8 +105,8 @@ def fit(
         observe: called with how many depths are decided, and of how many.
 
     Raises:
-        ValueError: numbers below 1, lengths that the model cannot read, an explicit cut, sequences that do not fill the
-            microbatches.
+        ValueError: numbers below 1, lengths that the model cannot read, an explicit cut, a schedule that is not plain
+            (`PLAIN_SCHEDULES`), sequences that do not fill the microbatches.
     """
     for name, value in (
         ("device_bytes", device_bytes),
@@ -116,7 +116,10 @@ def fit(
         if value < 1:
             raise ValueError(f"{name} = {value}; it must be at least 1")
     if base.cut not in ("even", "aligned"):
-        raise ValueError(f"cut = {list(base.cut)} belongs to one number of stages; choose even or aligned")
+        cut = base.cut if isinstance(base.cut, str) else list(base.cut)
+        raise ValueError(f"cut = {cut} belongs to one number of stages; choose even or aligned")
+    if base.schedule not in PLAIN_SCHEDULES:
+        raise ValueError(f"schedule = {base.schedule!r}; layouts are searched for {' and '.join(PLAIN_SCHEDULES)}")
     shape.check(config)
     search = Loads(
         config=config,

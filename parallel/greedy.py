@@ -1,194 +1,243 @@
-"""What happens when every rank always does the most urgent thing it can? A table of actions, made by playing time.
+"""What happens when every rank always does the most urgent thing it can? Tables of actions, made by playing time.
 
-Of all ranks, the one that can start something earliest starts it. Of what it can start at that moment, in this order:
+How urgent an action is, a number for its piece (`parallel/pieces.py`) and one for its microbatch tell; the least of all
+goes first:
 
-    backward   whole, or the input's half: others wait for it, and it frees memory
-    forward    while the limit allows: of the deepest stage first, or of the oldest microbatch first
-    weight     where there is nothing else to do
+    urgency(piece, microbatch) = period x microbatch + offset(piece)
 
-A microbatch is kept from its forward to the end of its backward. Before a rank starts a forward, room for one more of
-each of its later stages must be left, so that what has begun can always end. Left out: which order and limit is best
-(`parallel/list_schedule.py`).
+With the seconds that the busiest rank needs for a microbatch as period, offsets of 0 finish the oldest microbatch first
+and hold few; offsets that grow along the way of a microbatch let the next ones come forward, as on a conveyor belt, and
+hold more. A patient rank does not start something if something more urgent is known to arrive soon enough.
+
+What has begun must be able to end within the limit of what a rank keeps. A rank starts an action that takes room only
+if afterwards its microbatches could still end one after the other, the oldest first, each in the room that is left plus
+that of those before it (the banker's rule, Dijkstra 1965). So the oldest microbatch of all can go on on every rank, and
+nothing ever hangs.
+
+Left out: which offsets are good (`parallel/list_schedule.py`), microbatches of different size.
 """
 
+import dataclasses
 import heapq
+import math
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
-from parallel.edges import Edge, chain
-from parallel.schedule import Action, Direction, Kind, Table
-from parallel.simulate import StageSeconds, TransferCost
-
-Order: TypeAlias = Literal["deepest", "oldest"]
-_Ready: TypeAlias = list[tuple[float, int, int]]
-"""(arrival, microbatch, stage) of what may run, the earliest arrival first."""
+from parallel.pieces import Pieces
+from parallel.schedule import Action, Table
 
 
-def greedy(
-    ranks: Sequence[int],
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Played:
+    """What came of it.
+
+    Attributes:
+        pieces: what there was to do.
+        rows: of every rank, (piece, microbatch) in order.
+        makespan_seconds: when the last rank was done; it may be sooner for a rank that need not wait in vain.
+        most: what each rank kept at most.
+    """
+
+    pieces: Pieces
+    rows: tuple[tuple[tuple[int, int], ...], ...]
+    makespan_seconds: float
+    most: tuple[float, ...]
+
+    @property
+    def table(self) -> Table:
+        kinds, num_stages = self.pieces.kinds, len(self.pieces.ranks)
+        return tuple(
+            tuple(
+                Action(kind=kinds[piece // num_stages], stage=piece % num_stages, microbatch=microbatch)
+                for piece, microbatch in row
+            )
+            for row in self.rows
+        )
+
+
+def play(
+    pieces: Pieces,
     microbatches: int,
-    seconds: StageSeconds,
+    offsets: Sequence[float],
     *,
-    limit: float | Sequence[float],
-    split: bool,
-    order: Order = "deepest",
-    kept: Sequence[float] | None = None,
-    edges: Sequence[Edge] | None = None,
-    transfer_seconds: TransferCost | None = None,
-) -> Table:
-    """A table for stages of any cost.
+    patience: float = 0.0,
+    limit: Sequence[float] | None = None,
+) -> Played:
+    """The table of what is most urgent.
 
     Args:
-        ranks: rank of every stage.
+        pieces: what there is to do.
         microbatches: of a step.
-        seconds: durations, by stage.
-        limit: most that a rank keeps, one number for all or one each, in the unit of `kept`.
-        split: whether backwards come in two halves.
-        order: which forward goes first.
-        kept: what a stage keeps of one microbatch; 1 by default.
-        edges: as for `simulate`.
-        transfer_seconds: as for `simulate`; a message waits for no other here.
-
-    Raises:
-        ValueError: a rank that cannot keep one microbatch of each of its stages.
+        offsets: of every piece, in seconds; a microbatch adds a period for each that came before it.
+        patience: a rank waits for something more urgent up to this share of what it could start now.
+        limit: most that each rank may keep, at least `pieces.room(rank)[1]`.
     """
-    return _Play(ranks, microbatches, seconds, limit, split, order, kept, edges, transfer_seconds).table()
+    playing = _Play(pieces, microbatches, offsets, patience, limit)
+    playing.run()
+    return Played(
+        pieces=pieces,
+        rows=tuple(tuple(rank.row) for rank in playing.ranks),
+        makespan_seconds=max(rank.free for rank in playing.ranks),
+        most=tuple(rank.most for rank in playing.ranks),
+    )
+
+
+_Choice: TypeAlias = tuple[float, int, int]
+"""Urgency, microbatch, piece."""
+
+
+class _Rank:
+    """What a rank has done, when it is free, and what it keeps."""
+
+    __slots__ = (
+        "_done",
+        "_oldest",
+        "_pieces",
+        "_rank",
+        "_rooms",
+        "_whole",
+        "_youngest",
+        "free",
+        "limit",
+        "mine",
+        "most",
+        "now",
+        "row",
+    )
+
+    def __init__(self, pieces: Pieces, rank: int, microbatches: int, limit: float) -> None:
+        self._pieces, self._rank, self.limit = pieces, rank, limit * (1 + 1e-9)
+        self.mine, self._rooms = pieces.of_rank[rank], pieces.rooms[rank]
+        self.row: list[tuple[int, int]] = []
+        self.free = self.now = self.most = 0.0
+        self._done, self._whole = [0] * microbatches, sum(1 << piece for piece in self.mine)
+        """By microbatch, a bit for every piece; and all of them."""
+        self._oldest, self._youngest = 0, -1
+
+    def may(self, piece: int, microbatch: int) -> bool:
+        """Whether everything could still end after this; what takes no room always may."""
+        takes = self._pieces.takes[piece]
+        if takes <= 0 or self.limit == math.inf:
+            return True
+        left = self.limit - self.now - takes
+        if left < 0:
+            return False
+        done = self._done[self._oldest : max(self._youngest, microbatch) + 1]
+        done[microbatch - self._oldest] |= 1 << piece
+        for begun in done:
+            held, on_top = self._rooms.get(begun) or self._pieces.room(self._rank, begun)
+            if on_top > left:
+                return False
+            left += held
+        return True
+
+    def start(self, piece: int, microbatch: int, end: float) -> None:
+        """Books an action that runs until `end`."""
+        self.row.append((piece, microbatch))
+        self.free = end
+        self.now += self._pieces.takes[piece]
+        self.most = max(self.most, self.now)
+        self._done[microbatch] |= 1 << piece
+        self._youngest = max(self._youngest, microbatch)
+        while self._oldest <= self._youngest and self._done[self._oldest] == self._whole:
+            self._oldest += 1
 
 
 class _Play:
     def __init__(
         self,
-        ranks: Sequence[int],
+        pieces: Pieces,
         microbatches: int,
-        seconds: StageSeconds,
-        limit: float | Sequence[float],
-        split: bool,
-        order: Order,
-        kept: Sequence[float] | None,
-        edges: Sequence[Edge] | None,
-        transfer_seconds: TransferCost | None,
+        offsets: Sequence[float],
+        patience: float,
+        limit: Sequence[float] | None,
     ) -> None:
-        num_ranks = max(ranks) + 1
-        self._ranks, self._microbatches, self._split, self._order = ranks, microbatches, split, order
-        self._seconds: dict[Kind, Sequence[float]] = {
-            "forward": seconds.forward,
-            "backward": seconds.backward,
-            "backward_input": seconds.backward_input,
-            "backward_weight": seconds.backward_weight,
-        }
-        self._kept = [1.0] * len(ranks) if kept is None else list(kept)
-        self._limit = list(limit) if isinstance(limit, Sequence) else [limit] * num_ranks
-        # What must be free for a forward: itself and one of each later stage of its rank.
-        self._room = [
-            sum(self._kept[other] for other in range(stage, len(ranks)) if ranks[other] == rank)
-            for stage, rank in enumerate(ranks)
-        ]
-        self._check_room()
-        self._links: dict[Direction, list[list[tuple[int, float]]]] = {"forward": [], "backward": []}
-        self._num_needed: dict[Direction, list[int]] = {"forward": [0] * len(ranks), "backward": [0] * len(ranks)}
-        links = chain(len(ranks)) if edges is None else edges
-        for direction in self._links:
-            self._links[direction] = [[] for _ in ranks]
-        for edge in links:
-            self._link("forward", edge, edge.first, edge.last, transfer_seconds)
-            self._link("backward", edge, edge.last, edge.first, transfer_seconds)
-        self._forward: list[_Ready] = [[] for _ in range(num_ranks)]
-        self._backward: list[_Ready] = [[] for _ in range(num_ranks)]
-        self._weight: list[_Ready] = [[] for _ in range(num_ranks)]
-        self._arrivals: dict[tuple[Direction, int, int], list[float]] = {}
-        self._free, self._now = [0.0] * num_ranks, [0.0] * num_ranks
-        self._rows: list[list[Action]] = [[] for _ in range(num_ranks)]
-
-    def _check_room(self) -> None:
-        for stage, room in enumerate(self._room):
-            rank = self._ranks[stage]
-            if room > self._limit[rank]:
-                raise ValueError(
-                    f"rank {rank} keeps {room:g} of one microbatch of its stages, over the limit of "
-                    f"{self._limit[rank]:g}; try a limit of {room:g} or more"
-                )
-
-    def _link(
-        self, direction: Direction, edge: Edge, source: int, target: int, transfer_seconds: TransferCost | None
-    ) -> None:
-        is_free = transfer_seconds is None or self._ranks[source] == self._ranks[target]
-        cost = None if is_free or transfer_seconds is None else transfer_seconds(edge, direction)
-        self._links[direction][source].append((target, 0.0 if cost is None else cost.latency + cost.occupancy))
-        self._num_needed[direction][target] += 1
-
-    def table(self) -> Table:
-        for stage, count in enumerate(self._num_needed["forward"]):
+        self._pieces, self._offsets, self._patience = pieces, offsets, patience
+        self._period_seconds = pieces.period_seconds
+        limits = [math.inf] * pieces.num_ranks if limit is None else limit
+        self.ranks = [_Rank(pieces, rank, microbatches, most) for rank, most in enumerate(limits)]
+        self._ready: list[list[_Choice]] = [[] for _ in pieces.rank]
+        """By piece: what is there, the most urgent first."""
+        self._coming: list[list[tuple[float, _Choice]]] = [[] for _ in pieces.rank]
+        """By piece: what is known to arrive, the earliest first."""
+        self._ports = [0.0] * pieces.num_ports
+        needs = [0] * len(pieces.rank)
+        for links in pieces.links:
+            for link in links:
+                needs[link.piece] += 1
+        self._missing = [[count] * microbatches for count in needs]
+        self._arrived = [[0.0] * microbatches for _ in needs]
+        self._wakes = [(0.0, rank) for rank in range(pieces.num_ranks)]
+        """When a rank may find something to do."""
+        for piece, count in enumerate(needs):
             if count == 0:
-                for microbatch in range(self._microbatches):
-                    self._put(self._forward, stage, microbatch, 0.0)
-        num_left = len(self._ranks) * self._microbatches * (3 if self._split else 2)
-        choices = [self._choose(rank) for rank in range(len(self._rows))]
-        for _ in range(num_left):
-            rank = min(range(len(choices)), key=lambda index: choices[index][0])
-            start, kind, ready, entry = choices[rank]
-            assert ready is not None, "no rank can go on"
-            for touched in self._run(rank, start, kind, ready, entry):
-                choices[touched] = self._choose(touched)
-        return tuple(tuple(row) for row in self._rows)
+                for microbatch in range(microbatches):
+                    self._arrive(piece, microbatch, 0.0)
 
-    def _put(self, ready: list[_Ready], stage: int, microbatch: int, arrival: float) -> None:
-        heapq.heappush(ready[self._ranks[stage]], (arrival, microbatch, stage))
+    def run(self) -> None:
+        """Plays until nothing is left."""
+        while self._wakes:
+            now, index = heapq.heappop(self._wakes)
+            rank = self.ranks[index]
+            if rank.free > now:
+                continue
+            choice = self._choose(rank, now)
+            later = self._later(rank, now, choice)
+            if later < math.inf:
+                heapq.heappush(self._wakes, (later, index))
+            elif choice is not None:
+                self._start(rank, now, choice)
+        assert all(not piece for piece in self._ready), "no rank can go on"
 
-    def _choose(self, rank: int) -> "tuple[float, Kind, _Ready | None, tuple[float, int, int]]":
-        """When a rank can start what: start, kind, list and entry; never, when nothing is ready."""
-        free = self._free[rank]
-        backward, weight = self._backward[rank], self._weight[rank]
-        room = self._limit[rank] - self._now[rank]
-        forward = [entry for entry in self._forward[rank] if self._room[entry[2]] <= room + 1e-9]
-        starts = [max(free, backward[0][0])] if backward else []
-        starts += [max(free, min(entry[0] for entry in forward))] if forward else []
-        starts += [free] if weight else []
-        if not starts:
-            return _NEVER, "forward", None, (0.0, 0, 0)
-        start = min(starts)
-        if backward and backward[0][0] <= start:
-            here = [entry for entry in backward if entry[0] <= start]
-            kind: Kind = "backward_input" if self._split else "backward"
-            return start, kind, backward, min(here, key=lambda entry: (entry[1], -entry[2]))
-        here = [entry for entry in forward if entry[0] <= start]
-        if here:
-            deepest = self._order == "deepest"
-            entry = min(here, key=lambda one: (-one[2], one[1]) if deepest else (one[1], one[2]))
-            return start, "forward", self._forward[rank], entry
-        return start, "backward_weight", weight, weight[0]
+    def _choose(self, rank: _Rank, now: float) -> _Choice | None:
+        """The most urgent of what a rank can start now."""
+        best: _Choice | None = None
+        for piece in rank.mine:
+            ready, coming = self._ready[piece], self._coming[piece]
+            while coming and coming[0][0] <= now:
+                heapq.heappush(ready, heapq.heappop(coming)[1])
+            if not ready or (best is not None and best < ready[0]):
+                continue
+            # Of one piece, the oldest microbatch is the most urgent: if it may not start, no other one may.
+            if rank.may(piece, ready[0][1]):
+                best = ready[0]
+        return best
 
-    def _run(self, rank: int, start: float, kind: Kind, ready: _Ready, entry: tuple[float, int, int]) -> set[int]:
-        """Does an action; the ranks for which something has changed."""
-        ready.remove(entry)
-        heapq.heapify(ready)
-        _, microbatch, stage = entry
-        end = self._free[rank] = start + self._seconds[kind][stage]
-        self._rows[rank].append(Action(kind=kind, stage=stage, microbatch=microbatch))
-        touched = {rank}
-        if kind == "forward":
-            self._now[rank] += self._kept[stage]
-            if self._num_needed["backward"][stage] == 0:
-                self._put(self._backward, stage, microbatch, end)
-            touched |= self._give("forward", stage, microbatch, end)
-        else:
-            if kind == "backward_input":
-                self._put(self._weight, stage, microbatch, end)
-            else:
-                self._now[rank] -= self._kept[stage]
-            if kind != "backward_weight":
-                touched |= self._give("backward", stage, microbatch, end)
-        return touched
+    def _later(self, rank: _Rank, now: float, choice: _Choice | None) -> float:
+        """When to look again, instead of starting the choice; never, when it is to be started or nothing is known."""
+        until, best = math.inf, choice
+        if choice is not None:
+            if not self._patience:
+                return until
+            until = now + self._patience * self._pieces.seconds[choice[2]]
+        found = math.inf
+        for piece in rank.mine:
+            coming = self._coming[piece]
+            if coming and coming[0][0] < min(until, found):
+                arrival, other = coming[0]
+                if best is None or (other < best and rank.may(piece, other[1])):
+                    found = arrival
+        return found
 
-    def _give(self, direction: Direction, stage: int, microbatch: int, end: float) -> set[int]:
-        touched = set()
-        for target, cost in self._links[direction][stage]:
-            arrived = self._arrivals.setdefault((direction, target, microbatch), [])
-            arrived.append(end + cost)
-            if len(arrived) == self._num_needed[direction][target]:
-                ready = self._forward if direction == "forward" else self._backward
-                self._put(ready, target, microbatch, max(arrived))
-                touched.add(self._ranks[target])
-        return touched
+    def _start(self, rank: _Rank, now: float, choice: _Choice) -> None:
+        _, microbatch, piece = choice
+        heapq.heappop(self._ready[piece])
+        end = now + self._pieces.seconds[piece]
+        rank.start(piece, microbatch, end)
+        heapq.heappush(self._wakes, (end, self._pieces.rank[piece]))
+        for link in self._pieces.links[piece]:
+            there = end
+            if link.port is not None:
+                self._ports[link.port] = max(end, self._ports[link.port]) + link.occupancy
+                there = self._ports[link.port] + link.latency
+            arrived = self._arrived[link.piece]
+            arrived[microbatch] = max(arrived[microbatch], there)
+            self._missing[link.piece][microbatch] -= 1
+            if not self._missing[link.piece][microbatch]:
+                self._arrive(link.piece, microbatch, arrived[microbatch])
 
-
-_NEVER = float("inf")
+    def _arrive(self, piece: int, microbatch: int, seconds: float) -> None:
+        urgency = microbatch * self._period_seconds + self._offsets[piece]
+        heapq.heappush(self._coming[piece], (seconds, (urgency, microbatch, piece)))
+        index = self._pieces.rank[piece]
+        heapq.heappush(self._wakes, (max(seconds, self.ranks[index].free), index))

@@ -15,8 +15,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from models.batch import Batch
 from models.model import Hidden, Model
-from parallel.deferral import Key
-from parallel.schedule import Product
+from parallel.schedule import Key, Product
 
 
 class Held:

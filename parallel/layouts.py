@@ -31,6 +31,8 @@ PLACEMENTS: dict[Schedule, tuple[Placement, ...]] = {
     "list": get_args(Placement),
 }
 """Placements that a schedule runs on."""
+PLAIN_SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b")
+"""One stage a rank, whole backwards: what closed searches know."""
 COSTED_CUTS = ("parameters", "flops", "times", "memory")
 """Cuts that depend on what blocks cost, and so on a profile."""
 

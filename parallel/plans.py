@@ -17,6 +17,7 @@ from parallel.profile import Profile
 from parallel.schedule import Table
 from parallel.schedules import BUILDERS
 from parallel.simulate import StageSeconds
+from parallel.transfers import check
 
 
 def plan(config: ModelConfig, layout: Layout, profile: Profile | None = None) -> Plan:
@@ -52,7 +53,7 @@ def table(config: ModelConfig, layout: Layout, cut: Sequence[Stage], profile: Pr
     if profile is None:
         raise ValueError(
             "schedule = 'list' orders actions by what stages cost, and there is no profile that tells it: "
-            "experiments count one from their lengths; here name another schedule"
+            "run and account count one from their lengths; here name another schedule"
         )
     works = [profile.stage(stage) for stage in cut]
     seconds = StageSeconds(
@@ -60,7 +61,10 @@ def table(config: ModelConfig, layout: Layout, cut: Sequence[Stage], profile: Pr
         backward_input=tuple(work.backward_input for work in works),
         backward_weight=tuple(work.backward_weight for work in works),
     )
-    return list_schedule(ranks, layout.microbatches, seconds, edges=edges(config, cut, layout.transport))
+    links = edges(config, cut, layout.transport)
+    listed = list_schedule(ranks, layout.microbatches, seconds, edges=links)
+    check(listed, layout.microbatches, links)
+    return listed
 
 
 def _entering(layout: Layout) -> Entering:

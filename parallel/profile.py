@@ -251,6 +251,14 @@ class Profile:
             head=_work(head, weight=head.forward),
         )
 
+    @classmethod
+    def counted_for(cls, config: ModelConfig, layout: Layout, shape: StepShape) -> Self | None:
+        """Costs in FLOPs where a layout's cut or schedule asks for costs, None where it does not.
+
+        Raises ValueError as `of_flops` does.
+        """
+        return cls.of_flops(config, layout, shape) if layout.needs_profile else None
+
     # ---- cuts ---------------------------------------------------------------------------------------------------
 
     def first_blocks(self, config: ModelConfig, layout: Layout) -> tuple[int, ...]:

@@ -65,6 +65,8 @@ class Action:
 Direction = Literal["forward", "backward"]
 Product: TypeAlias = tuple[Direction, int, int]
 """Direction, stage and microbatch of what an action gives to others."""
+Key: TypeAlias = tuple[int, int]
+"""Stage and microbatch."""
 Row = tuple[Action, ...]
 """What one rank does, in order."""
 Table = tuple[Row, ...]
@@ -101,7 +103,8 @@ def _check_stage(actions: Sequence[Action], stage: int, microbatches: int) -> No
     for action in actions:
         done.setdefault(action.microbatch, []).append(action.kind)
     for microbatch, kinds in done.items():
-        if kinds not in (["forward", "backward"], ["forward", "backward_input", "backward_weight"]):
+        is_whole = kinds in (["forward", "backward"], ["forward", "backward_input", "backward_weight"])
+        if microbatch >= microbatches or not is_whole:
             told = " ".join(str(action) for action in actions if action.microbatch == microbatch) or "nothing"
             raise ValueError(
                 f"stage {stage} runs {told} of microbatch {microbatch} of {microbatches}; it must run F B or F I W"

@@ -30,8 +30,7 @@ def test_predicted_ranks_equal_traced_ones(fields: dict[str, Any]) -> None:
     config = small_config("encoder_decoder", num_encoder_blocks=3, num_decoder_blocks=3, width=64, head_width=16)
     layout = Layout(**{"pp": 2, "microbatches": 3, **fields})
     shape = StepShape(num_sequences=6, source_length=7, target_length=5)
-    profile = Profile.of_flops(config, layout, shape) if layout.needs_profile else None
-    made = plan(config, layout, profile)
+    made = plan(config, layout, Profile.counted_for(config, layout, shape))
     for predicted, traced in zip(predict(made, shape), trace(made, shape), strict=True):
         lines = differences(predicted.figures, traced.figures)
         assert [line for line in lines if "peak_saved_bytes" not in line] == []

@@ -165,3 +165,11 @@ def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], arguments: tu
     assert (code, out) == (2, "")
     assert err.startswith(f"error: {message}")
     assert err.count("\n") == 1
+
+
+def test_a_schedule_that_the_search_does_not_know_is_refused() -> None:
+    config, shape = named_model("t5-small"), StepShape(num_sequences=1, source_length=4, target_length=5)
+    for schedule in ("zb_h1", "list"):
+        base = Layout.from_dict({"schedule": schedule})
+        with pytest.raises(ValueError, match=rf"^schedule = '{schedule}'; layouts are searched for gpipe and 1f1b$"):
+            fit(config, shape, base, device_bytes=10**9, num_devices=1)

@@ -1,45 +1,52 @@
-"""Are the named tables what the papers draw, do they fit their memory, and do they meet the published rates?"""
+"""Do the named schedules draw what the papers draw, hold what they promise, and reach the published figures?"""
 
 import csv
 import itertools
-from collections.abc import Iterator
-from pathlib import Path
+import pathlib
+from collections.abc import Sequence
 
 import pytest
 
-from parallel.greedy import greedy
-from parallel.list_schedule import least_seconds, list_schedule
-from parallel.placement import check_chunks, stage_ranks
-from parallel.schedule import Table, max_in_flight, parse
-from parallel.schedules import BUILDERS, one_forward_one_backward
-from parallel.simulate import StageSeconds, TransferCost, TransferSeconds, simulate
-from parallel.transfers import check, fewest_buffers
+from parallel.layouts import PLACEMENTS
+from parallel.placement import Placement, stage_ranks
+from parallel.schedule import Table, check_rows, is_split, max_in_flight, parse, ranks_of
+from parallel.schedules import (
+    BUILDERS,
+    gpipe,
+    interleaved,
+    named,
+    one_forward_one_backward,
+    zb_h1,
+    zb_h2,
+    zb_v,
+)
+from parallel.simulate import StageSeconds, TransferSeconds, simulate
 
-PUBLISHED = Path(__file__).parent.parent / "results" / "validation" / "zero_bubble.csv"
-LINEAR = ("gpipe", "1f1b", "zb_h1", "zb_h2")
-
-
-def tables(most_ranks: int = 4, most_microbatches: int = 9) -> Iterator[tuple[str, int, int, tuple[int, ...], Table]]:
-    """Every named table of a few ranks, chunks and microbatches."""
-    for pp, microbatches in itertools.product(range(1, most_ranks + 1), range(1, most_microbatches + 1)):
-        for name in LINEAR:
-            yield name, pp, microbatches, tuple(range(pp)), BUILDERS[name](range(pp), microbatches)
-        for chunks in (2, 3, 4) if pp > 1 else ():
-            ranks = stage_ranks("interleaved", pp, chunks)
-            yield "interleaved", pp, microbatches, ranks, BUILDERS["interleaved"](ranks, microbatches)
-        if pp > 1:
-            ranks = stage_ranks("v", pp, 2)
-            yield "zb_v", pp, microbatches, ranks, BUILDERS["zb_v"](ranks, microbatches)
-            yield "gpipe", pp, microbatches, ranks, BUILDERS["gpipe"](ranks, microbatches)
+PUBLISHED = pathlib.Path(__file__).parent.parent / "results" / "validation" / "zero_bubble.csv"
+SIZES = list(itertools.product(range(1, 6), range(1, 10)))
+"""Ranks and microbatches; looped over inside the tests, because a test costs more than a table."""
+CHUNKS = (2, 3, 4)
 
 
-def test_every_named_table_is_complete_and_ends_with_two_buffers_a_channel() -> None:
-    for name, pp, microbatches, _, table in tables():
-        check(table, microbatches)
-        assert fewest_buffers(table) <= 2, (name, pp, microbatches)
+def v(pp: int) -> tuple[int, ...]:
+    return (*range(pp), *reversed(range(pp)))
 
 
-def test_1f1b_of_four_ranks_and_four_microbatches_is_the_published_table() -> None:
+def bubble(table: Table) -> float:
+    """Time that is not work, over the work of a rank; all stages are equal."""
+    timeline = simulate(table, StageSeconds.equal(len(ranks_of(table))))
+    return timeline.makespan_seconds * len(table) / sum(timeline.busy_seconds) - 1
+
+
+# ---- the tables ----------------------------------------------------------------------------------------------------
+
+
+def test_gpipe_runs_all_forwards_then_all_backwards_chunk_by_chunk() -> None:
+    assert gpipe(range(2), 3) == parse("0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1F1 1F2 1B0 1B1 1B2")
+    assert gpipe(v(2), 2) == parse("0F0 0F1 3F0 3F1 3B0 3B1 0B0 0B1", "1F0 1F1 2F0 2F1 2B0 2B1 1B0 1B1")
+
+
+def test_1f1b_of_four_stages_and_four_microbatches_is_the_published_table() -> None:
     assert one_forward_one_backward(range(4), 4) == parse(
         "0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3",
         "1F0 1F1 1F2 1B0 1F3 1B1 1B2 1B3",
@@ -48,131 +55,200 @@ def test_1f1b_of_four_ranks_and_four_microbatches_is_the_published_table() -> No
     )
 
 
-def test_interleaved_of_two_ranks_is_the_published_table() -> None:
-    assert BUILDERS["interleaved"]((0, 1, 0, 1), 2) == parse(
-        "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1", "1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1"
+def test_1f1b_takes_fewer_microbatches_than_stages() -> None:
+    assert one_forward_one_backward(range(4), 2) == parse(
+        "0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1", "2F0 2F1 2B0 2B1", "3F0 3B0 3F1 3B1"
     )
 
 
-def test_tables_hold_no_more_microbatches_than_they_promise() -> None:
-    for name, pp, microbatches, ranks, table in tables():
-        held = [max_in_flight(row) for row in table]
-        promised = {
-            "gpipe": [microbatches * len(ranks) // pp] * pp,
-            "1f1b": [min(microbatches, pp - rank) for rank in range(pp)],
-            "zb_h1": [pp] * pp,
-            "zb_h2": [2 * pp - 1] * pp,
-            "zb_v": [2 * pp] * pp,
-        }
-        if name in promised:
-            assert all(now <= most for now, most in zip(held, promised[name], strict=True)), (name, pp, microbatches)
+def test_one_stage_alternates_under_1f1b() -> None:
+    assert one_forward_one_backward((0,), 3) == parse("0F0 0B0 0F1 0B1 0F2 0B2")
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 4])
-def test_bubble_of_equal_stages_is_what_the_formula_says(chunks: int) -> None:
-    """(p - 1) / (m chunks) of the work, Narayanan et al. 2021, section 2.2."""
-    for pp, rounds in ((2, 2), (4, 1), (4, 3)):
-        ranks = tuple(range(pp)) * chunks
-        table = BUILDERS["interleaved" if chunks > 1 else "1f1b"](ranks, pp * rounds)
-        seconds = StageSeconds.equal(pp * chunks, forward=1.0, backward_input=1.0, backward_weight=1.0)
-        work = 3 * pp * rounds * chunks
-        bubble = (simulate(table, seconds).makespan_seconds - work) / work
-        assert bubble == pytest.approx((pp - 1) / (pp * rounds * chunks))
+def test_interleaved_of_two_ranks_and_four_microbatches_is_the_published_table() -> None:
+    """Two chunks: a round of two through the first, then through the second."""
+    assert interleaved((0, 1, 0, 1), 4) == parse(
+        "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3",
+        "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3",
+    )
 
 
-def _latency(seconds: float) -> TransferCost:
-    return lambda _edge, _direction: TransferSeconds(latency=seconds)
+def test_zb_h1_of_four_stages_puts_weights_off_by_the_rank() -> None:
+    assert zb_h1(range(3), 4) == parse(
+        "0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3",
+        "1F0 1F1 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3",
+        "2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3",
+    )
 
 
-def test_zero_bubble_schedules_meet_the_published_rates() -> None:
-    """To 4 decimals, arXiv 2401.10241, tables 5 and 9."""
-    with PUBLISHED.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 5
-    for row in rows:
-        pp, microbatches = int(row["stages"]), int(row["microbatches"])
-        forward, half, weight, latency = (float(row[f"T{name}_ms"]) for name in ("F", "B", "W", "comm"))
-        seconds = StageSeconds.equal(pp, forward=forward, backward_input=half, backward_weight=weight)
-        for name, column in (("1f1b", "1F1B"), ("zb_h1", "ZB_H1"), ("zb_h2", "ZB_H2")):
-            table = BUILDERS[name](range(pp), microbatches)
-            timeline = simulate(table, seconds, transfer_seconds=_latency(latency))
-            assert f"{timeline.bubble_rate:.4f}" == row[f"bubble_{column}"], (row["model"], name)
+def test_zb_h2_fills_the_beginning_with_forwards() -> None:
+    assert zb_h2(range(2), 4) == parse(
+        "0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3",
+        "1F0 1I0 1F1 1I1 1F2 1I2 1W0 1F3 1I3 1W1 1W2 1W3",
+    )
 
 
-def test_zb_v_leaves_equal_ranks_nothing_to_wait_for_but_the_first_forward() -> None:
-    for pp in (2, 4):
-        ranks, seconds = stage_ranks("v", pp, 2), StageSeconds.equal(2 * pp)
-        timeline = simulate(BUILDERS["zb_v"](ranks, 3 * pp), seconds)
-        assert timeline.makespan_seconds == least_seconds(ranks, 3 * pp, seconds)
+def test_zb_v_goes_down_and_up_again() -> None:
+    first, last = zb_v(v(2), 4)
+    assert " ".join(map(str, first[:9])) == "0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1"
+    assert " ".join(map(str, last[:9])) == "1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0"
 
 
-# ---- unequal stages -------------------------------------------------------------------------------------------------
+# ---- validity ------------------------------------------------------------------------------------------------------
 
 
-COSTS = [(1.0, 2.0, 1.0, 3.0, 1.0, 2.0, 4.0, 1.0), (5.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 9.0), (1.0,) * 8]
+def test_every_named_table_of_every_size_is_complete_and_stands_on_its_ranks() -> None:
+    for pp, microbatches in SIZES:
+        for ranks in ((*range(pp),), v(pp), *((*range(pp),) * chunks for chunks in CHUNKS)):
+            tables = named(ranks, microbatches)
+            assert "gpipe" in tables
+            for table in tables.values():
+                check_rows(table, microbatches)
+                assert [{ranks[action.stage] for action in row} for row in table] == [{rank} for rank in range(pp)]
 
 
-@pytest.mark.parametrize("placement", ["linear", "interleaved", "v"])
-@pytest.mark.parametrize("costs", COSTS)
-def test_a_list_schedule_is_at_least_as_good_as_every_named_one_in_its_memory(
-    placement: str, costs: tuple[float, ...]
-) -> None:
-    ranks = stage_ranks(placement, 4, 1 if placement == "linear" else 2)  # type: ignore[arg-type]
-    costs = costs[: len(ranks)]
-    seconds = StageSeconds(forward=costs, backward_input=costs, backward_weight=costs)
-    table = list_schedule(ranks, 8, seconds)
-    check(table, 8)
-    limit = 4 * len(ranks) // 4
-    assert max(max_in_flight(row) for row in table) <= limit
-    reached = simulate(table, seconds).makespan_seconds
-    assert reached >= least_seconds(ranks, 8, seconds)
-    for build in BUILDERS.values():
-        try:
-            named = build(ranks, 8)
-        except ValueError:
-            continue
-        if max(max_in_flight(row) for row in named) <= limit:
-            assert reached <= simulate(named, seconds).makespan_seconds
-
-
-def test_a_list_schedule_beats_the_named_ones_where_stages_differ() -> None:
-    """Both sides on every rank, the encoder's chunks four times as costly."""
-    ranks, costs = stage_ranks("folded", 4, 2), (4.0,) * 4 + (1.0,) * 4
-    seconds = StageSeconds(forward=costs, backward_input=costs, backward_weight=costs)
-    listed = simulate(list_schedule(ranks, 16, seconds), seconds).makespan_seconds
-    assert listed < 0.9 * simulate(BUILDERS["interleaved"](ranks, 16), seconds).makespan_seconds
-
-
-def test_memory_that_one_microbatch_does_not_fit_is_refused() -> None:
-    seconds = StageSeconds.equal(4)
-    with pytest.raises(ValueError, match=r"keeps 6, over the limit of 5; try a limit of 6 or more$"):
-        list_schedule((0, 1, 1, 0), 4, seconds, kept=[3.0, 1.0, 1.0, 3.0], limit=5.0)
-    with pytest.raises(ValueError, match=r"^rank 0 keeps 2 of one microbatch of its stages, over the limit of 1;"):
-        greedy((0, 1, 1, 0), 4, seconds, limit=1.0, split=True)
-
-
-# ---- placements -----------------------------------------------------------------------------------------------------
-
-
-def test_placements_written_out() -> None:
-    assert stage_ranks("linear", 3, 1) == (0, 1, 2)
-    assert stage_ranks("interleaved", 2, 3) == (0, 1, 0, 1, 0, 1)
-    assert stage_ranks("v", 3, 2) == (0, 1, 2, 2, 1, 0)
-    assert stage_ranks("folded", 2, 2) == (0, 1, 0, 1)
+@pytest.mark.parametrize("schedule", BUILDERS)
+def test_a_schedule_runs_on_its_placements_and_on_no_other(schedule: str) -> None:
+    placements: tuple[tuple[Placement, int], ...] = (("linear", 1), ("interleaved", 3), ("v", 2), ("folded", 2))
+    able = {
+        placement
+        for placement, chunks in placements
+        if schedule in named(stage_ranks(placement, 3, chunks), microbatches=2)
+    }
+    assert able == {placement for name, able_on in PLACEMENTS.items() if name == schedule for placement in able_on}
 
 
 @pytest.mark.parametrize(
-    ("placement", "pp", "chunks", "message"),
+    ("schedule", "ranks", "told"),
     [
-        ("linear", 2, 2, r"placement 'linear' with chunks = 2: it has one chunk a rank; try chunks = 1"),
-        ("interleaved", 2, 1, r"two chunks a rank or more; try chunks = 2"),
-        ("v", 2, 3, r"two chunks a rank; try chunks = 2"),
-        ("folded", 2, 3, r"as many encoder as decoder chunks; try chunks = 4"),
-        ("v", 1, 2, r"chunks = 2 on one pipeline rank: chunks are dealt to pp >= 2 ranks; try chunks = 1"),
-        ("w", 2, 2, r"placement = 'w'; choose one of linear, interleaved, v, folded"),
-        ("linear", 2, 0, r"chunks = 0; it must be at least 1"),
+        ("1f1b", (0, 1, 0, 1), r"schedule '1f1b' has one stage a rank, in order: stages on ranks 0 1 0 1; try inter"),
+        ("zb_h2", (1, 0), r"schedule 'zb_h2' has one stage a rank, in order: stages on ranks 1 0; try "),
+        (
+            "interleaved",
+            (0, 1),
+            r"stages to ranks in turn, two or more each: stages on ranks 0 1; try stages on ranks 0 1 0 1",
+        ),
+        ("interleaved", (0, 1, 1, 0), r"two or more each: stages on ranks 0 1 1 0; try stages on ranks 0 1 0 1$"),
+        (
+            "zb_v",
+            (0, 1, 0, 1),
+            r"goes down the ranks and up again: stages on ranks 0 1 0 1; try stages on ranks 0 1 1 0$",
+        ),
+        (
+            "zb_v",
+            (0, 1, 2),
+            r"goes down the ranks and up again: stages on ranks 0 1 2; try stages on ranks 0 1 2 2 1 0$",
+        ),
     ],
 )
-def test_chunks_that_a_placement_cannot_have_are_refused(placement: str, pp: int, chunks: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        check_chunks(placement, pp, chunks)  # type: ignore[arg-type]
+def test_ranks_that_a_schedule_cannot_run_are_refused_with_those_that_it_can(
+    schedule: str, ranks: Sequence[int], told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        BUILDERS[schedule](ranks, 3)
+
+
+@pytest.mark.parametrize("schedule", BUILDERS)
+def test_a_step_without_microbatches_is_refused(schedule: str) -> None:
+    with pytest.raises(ValueError, match=r"^microbatches = 0; a step has at least 1$"):
+        BUILDERS[schedule]((0,), 0)
+
+
+# ---- what is held --------------------------------------------------------------------------------------------------
+
+
+def test_gpipe_holds_every_microbatch_and_1f1b_no_more_than_the_stages_that_follow() -> None:
+    for pp, microbatches in SIZES:
+        assert [max_in_flight(row) for row in gpipe(range(pp), microbatches)] == [microbatches] * pp
+        in_flight = [max_in_flight(row) for row in one_forward_one_backward(range(pp), microbatches)]
+        assert in_flight == [min(microbatches, pp - rank) for rank in range(pp)]
+
+
+def test_zero_bubble_schedules_hold_p_and_2_p_minus_1() -> None:
+    for pp, microbatches in SIZES:
+        assert {max_in_flight(row) for row in zb_h1(range(pp), microbatches)} == {min(microbatches, pp)}
+        assert {max_in_flight(row) for row in zb_h2(range(pp), microbatches)} == {min(microbatches, 2 * pp - 1)}
+        in_flight = [max_in_flight(row) for row in zb_v(v(pp), microbatches)]
+        assert max(in_flight) == min(2 * microbatches, 2 * pp)
+        if microbatches >= 2 * pp - 1:
+            assert set(in_flight) == {2 * pp}
+
+
+def test_interleaved_starts_as_many_forwards_as_published() -> None:
+    """(chunks - 1) p + 2 (p - 1 - rank), then one more before the first backward."""
+    for pp, chunks, rounds in itertools.product(range(1, 6), CHUNKS, (1, 2, 3)):
+        for rank, row in enumerate(interleaved((*range(pp),) * chunks, rounds * pp)):
+            ahead = next(index for index, action in enumerate(row) if action.kind == "backward")
+            total = rounds * pp * chunks
+            assert ahead == min(total, (chunks - 1) * pp + 2 * (pp - 1 - rank) + 1)
+            assert max_in_flight(row) == ahead
+
+
+def test_interleaved_rounds_hold_less_than_twice_p_microbatches_each() -> None:
+    for pp, microbatches in SIZES:
+        for chunks in CHUNKS:
+            largest = -(-microbatches // max(1, microbatches // pp))
+            assert largest < 2 * pp
+            most = max(max_in_flight(row) for row in interleaved((*range(pp),) * chunks, microbatches))
+            assert most <= min(chunks * microbatches, (chunks - 1) * largest + 2 * pp - 1)
+
+
+# ---- time ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_bubble_is_p_minus_1_over_m_and_chunks_divide_it() -> None:
+    """Also of microbatches that do not fill whole rounds of p."""
+    for pp, microbatches in SIZES:
+        for table in (
+            gpipe(range(pp), microbatches),
+            one_forward_one_backward(range(pp), microbatches),
+            gpipe(v(pp), microbatches),
+        ):
+            assert bubble(table) == pytest.approx((pp - 1) / microbatches)
+        for chunks in CHUNKS if microbatches >= pp else ():
+            for table in (
+                interleaved((*range(pp),) * chunks, microbatches),
+                gpipe((*range(pp),) * chunks, microbatches),
+            ):
+                assert bubble(table) == pytest.approx((pp - 1) / (microbatches * chunks))
+
+
+def test_fewer_microbatches_than_ranks_go_round_without_a_wait_of_their_own() -> None:
+    """The last of them follows the first through all stages, there and back; 2 seconds a backward."""
+    for pp, microbatches in SIZES:
+        for chunks in CHUNKS if microbatches < pp else ():
+            timeline = simulate(interleaved((*range(pp),) * chunks, microbatches), StageSeconds.equal(pp * chunks))
+            assert timeline.makespan_seconds == pytest.approx(3 * (pp * chunks + microbatches - 1))
+
+
+def test_no_rank_of_zb_h2_and_zb_v_waits_between_equal_pieces() -> None:
+    for pp, microbatches in SIZES:
+        if microbatches >= 2 * pp - 1:
+            for table in (zb_h2(range(pp), microbatches), zb_v(v(pp), microbatches)):
+                assert simulate(table, StageSeconds.equal(len(ranks_of(table)))).bubble_rate == 0.0
+
+
+def test_zb_h1_fills_two_thirds_of_the_bubble_of_1f1b() -> None:
+    for pp, microbatches in SIZES:
+        if microbatches >= pp:
+            assert bubble(zb_h1(range(pp), microbatches)) == pytest.approx((pp - 1) / (3 * microbatches))
+
+
+def published() -> list[dict[str, str]]:
+    with PUBLISHED.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("row", published(), ids=lambda row: f"{row['model']} m{row['microbatches']}")
+def test_bubble_rates_are_those_published_to_four_decimals(row: dict[str, str]) -> None:
+    """Qi et al. 2023 (arXiv 2401.10241), tables 5 and 9."""
+    num_stages, microbatches = int(row["stages"]), int(row["microbatches"])
+    forward, backward_input, backward_weight, latency = (float(row[f"T{name}_ms"]) for name in ("F", "B", "W", "comm"))
+    seconds = StageSeconds.equal(
+        num_stages, forward=forward, backward_input=backward_input, backward_weight=backward_weight
+    )
+    for schedule, column in (("1f1b", "1F1B"), ("zb_h1", "ZB_H1"), ("zb_h2", "ZB_H2")):
+        table = BUILDERS[schedule](range(num_stages), microbatches)
+        timeline = simulate(table, seconds, transfer_seconds=lambda *_: TransferSeconds(latency=latency))
+        assert f"{timeline.bubble_rate:.4f}" == row[f"bubble_{column}"]
+        assert is_split(table) == (schedule != "1f1b")
