@@ -61,13 +61,16 @@ def test_a_small_relative_of_a_published_model_equals_one_process(
     assert parity_of(case_of(named_model(model), layout), request).failures == ()
 
 
-def test_ranks_of_one_step_have_different_numbers_of_labels() -> None:
+def test_ranks_of_one_step_have_different_numbers_of_labels_in_a_case_of_every_architecture() -> None:
     """Else a mean of means would pass for the mean."""
+    differing = set()
     for case in cases():
         if case.layout.dp > 1 and case.data == "text":
             batch = case_batch(case, seed=0)
             counts = {deal(batch, case.layout, rank).num_loss_tokens() for rank in range(case.layout.dp)}
-            assert len(counts) > 1, case.name
+            if len(counts) > 1:
+                differing.add(case.config.architecture)
+    assert differing == {"encoder_decoder", "decoder_only", "encoder_only"}
 
 
 def test_text_is_cut_and_padded() -> None:
