@@ -21,6 +21,7 @@ COMMANDS = {
     "account": ("launch.account:account_command", "Tell what each rank of a layout holds, sends and computes."),
     "fit": ("launch.fit:fit_command", "Find every layout that fits on a device, on fewest devices first."),
     "models": ("launch.inspection:models_command", "List the models that can be called by name, by component."),
+    "profile": ("launch.profiling:profile_command", "Measure what the pieces of a model cost on this machine."),
     "plan": ("launch.inspection:plan_command", "Show what a layout does to a model, without running it."),
 }
 """Name -> where the command stands, and what it does in one line."""

@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from models.config import ModelConfig
-from parallel import schedules
 from parallel.activations import Saved
 from parallel.cuts import Cost, Cutting, best, order
 from parallel.figures import StepShape
@@ -29,6 +28,7 @@ from parallel.layouts import Layout, Schedule
 from parallel.partition import Carried, aligned_cuts, crossing
 from parallel.placement import Placement, stage_ranks
 from parallel.schedule import Row
+from parallel.schedules import BUILDERS
 from parallel.slices import Slices
 
 _STANDS_FOR_LIST: dict[Placement, Schedule] = {
@@ -73,13 +73,19 @@ class Balance:
             fixed = {self.layout.num_stages // 2: self.config.num_encoder_blocks}
         weighs_work = self.layout.cut in ("flops", "times", "aligned")
         held: dict[str, Cost] = {"parameters": self._parameters, "memory": self._bytes}
+        weights = (0, 1)
+        if self.layout.cut == "memory":
+            weights = (1, 0)
+        elif self.layout.schedule == "list":
+            weights = (2 * self.layout.microbatches, self.layout.pp - 1)
         return Cutting(
             num_blocks=self.config.num_blocks,
             ranks=self.ranks,
             held=self._work if weighs_work else held[str(self.layout.cut)],
             sent=self.sent if weighs_work else _nothing,
             fixed=fixed,
-            by_rank=self.layout.cut == "memory" or self.layout.schedule == "list",
+            per_rank=weights[0],
+            per_stage=weights[1],
         )
 
     @functools.cached_property
@@ -127,7 +133,7 @@ class Balance:
     def _in_flight(self) -> tuple[tuple[int, int], ...]:
         layout = self.layout
         schedule = _STANDS_FOR_LIST[layout.placement] if layout.schedule == "list" else layout.schedule
-        table = schedules.BUILDERS[schedule](self.ranks, layout.microbatches)
+        table = BUILDERS[schedule](self.ranks, layout.microbatches)
         kept = {stage: counts for row in table for stage, counts in fullest(row).items()}
         return tuple(kept[stage] for stage in range(layout.num_stages))
 

@@ -8,20 +8,26 @@ the most costly one. So, in this order, least
     3. sum of squares over the stages       the variance, where all cuts cost the same in total
     4. first blocks, compared in order      so that one cut is the answer
 
-Stages come before ranks because the named orders of chunks are made for stages of equal cost: over length ratios 1/4
-to 4 of a T5-large in 2 or 3 chunks on 4 to 16 ranks, interleaved cuts of the least rank took up to 21 % longer than
-those of the least stage, and at best 3 % less. An order that is made for the costs (`list`), and memory, which the
-stages of a rank share, only know ranks: with `by_rank` the second criterion comes first.
+Stages come before ranks because the named orders of chunks are made for stages of equal cost. Others choose their own
+weights, and least is first of all `per_rank` x most costly rank + `per_stage` x most costly stage:
+
+    named schedules    0     1          a slot
+    memory             1     0          the stages of a rank share it
+    list schedules     2 m   p - 1      m microbatches of a rank, and half of what filling and draining p ranks takes
+
+On a T5-large at length ratios 1/4 to 4 (480 + 480 positions, counted in FLOPs, 2 or 4 chunks on 4 to 16 ranks) list
+schedules were up to 9 % faster with their own weights than with those of named ones, never slower; interleaved ones
+took up to 21 % longer with the weights of lists, and at best 3 % less.
 
 Costs are whole numbers, so that ties are ties. They may depend on the stage: of memory, the first stages keep more
 microbatches. A stage costs what its blocks and ends cost, and what it sends: forward over its end, gradients over its
 start.
 
-The most costly stage, and with one stage a rank every criterion, is least exactly: dynamic programming over (stage,
-first block). With several, cuts are compared one by one where they are few; where not, blocks move from stages of a
-most costly rank to others as long as that helps. No stage is empty.
+With one stage a rank the answer is exact: dynamic programming over (stage, first block). With several, the most costly
+stage is exact where ranks have no weight; else cuts are compared one by one where they are few, and where not, blocks
+move from the most costly stages and ranks to others as long as that helps. No stage is empty.
 
-Left out: what blocks cost (`parallel/balance.py`), and cuts inside of blocks.
+Left out: what blocks cost (`parallel/balance.py`), and cuts inside of blocks (`parallel/grain.py`).
 """
 
 import dataclasses
@@ -51,7 +57,8 @@ class Cutting:
         held: what a stage costs for blocks [first, last); never less for more blocks.
         sent: what it costs besides, for what it sends.
         fixed: stage -> its first block, where that is decided already.
-        by_rank: whether the most costly rank matters, and not the most costly stage.
+        per_rank: weight of the most costly rank in what is to be least.
+        per_stage: weight of the most costly stage.
     """
 
     num_blocks: int
@@ -59,7 +66,8 @@ class Cutting:
     held: Cost
     sent: Cost
     fixed: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    by_rank: bool = False
+    per_rank: int = 0
+    per_stage: int = 1
 
     def __post_init__(self) -> None:
         assert self.num_blocks >= self.num_stages >= 1, f"{self.num_stages} stages of {self.num_blocks} blocks"
@@ -90,10 +98,14 @@ class Cutting:
 
     def rank_costs(self, starts: Starts) -> list[int]:
         """Of every rank, over its stages."""
-        summed: Counter[int] = Counter()
-        for rank, cost in zip(self.ranks, self.costs(starts), strict=True):
-            summed[rank] += cost
-        return [summed[rank] for rank in range(max(self.ranks) + 1)]
+        return self.summed(self.costs(starts))
+
+    def summed(self, costs: Sequence[int]) -> list[int]:
+        """Costs of stages, summed over those of each rank."""
+        sums = [0] * (max(self.ranks) + 1)
+        for rank, cost in zip(self.ranks, costs, strict=True):
+            sums[rank] += cost
+        return sums
 
     def firsts(self, stage: int) -> range:
         """Blocks that a stage may begin with; `num_stages` stands for the end of the list."""
@@ -113,9 +125,8 @@ def best(cutting: Cutting, candidates: Iterable[Sequence[int]] = ()) -> tuple[in
         cutting: what to cut.
         candidates: cuts from which blocks are moved too, where not all can be compared.
     """
-    num_all = math.comb(cutting.num_blocks - 1, cutting.num_stages - 1)
-    limit = None if cutting.by_rank and cutting.shares_ranks else least_maximum(cutting)
-    if limit is None and num_all > MOST_COMPARED:
+    limit = None if cutting.per_rank and cutting.shares_ranks else least_maximum(cutting)
+    if limit is None and math.comb(cutting.num_blocks - 1, cutting.num_stages - 1) > MOST_COMPARED:
         begun = [_least_squares(cutting, _ends(cutting, least_maximum(cutting)))]
     else:
         ends = _ends(cutting, limit)
@@ -125,16 +136,17 @@ def best(cutting: Cutting, candidates: Iterable[Sequence[int]] = ()) -> tuple[in
     if not cutting.shares_ranks:
         return begun[0][1:-1]
     begun += [(0, *cut, cutting.num_blocks) for cut in candidates]
-    found = (_moved(cutting, starts, limit) for starts in begun if limit is None or max(cutting.costs(starts)) <= limit)
+    legal = [starts for starts in begun if limit is None or max(cutting.costs(starts)) <= limit]
+    found = [*legal, *(_moved(cutting, starts, limit) for starts in legal)]
     return min(found, key=functools.partial(order, cutting))[1:-1]
 
 
-def order(cutting: Cutting, starts: Starts) -> tuple[int, int, int, Starts]:
-    """The criteria, the least is best: most costly stage, most costly rank, sum of squares, first blocks."""
+def order(cutting: Cutting, starts: Starts) -> tuple[int, int, int, int, Starts]:
+    """The criteria, the least is best: weighted maxima, most costly rank and stage, sum of squares, first blocks."""
     costs = cutting.costs(starts)
-    by_stage, by_rank = max(costs), max(cutting.rank_costs(starts))
-    squares = sum(cost * cost for cost in costs)
-    return (by_rank, by_stage, squares, starts) if cutting.by_rank else (by_stage, by_rank, squares, starts)
+    by_rank, by_stage = max(cutting.rank_costs(starts)), max(costs)
+    weighted = cutting.per_rank * by_rank + cutting.per_stage * by_stage
+    return weighted, by_rank, by_stage, sum(cost * cost for cost in costs), starts
 
 
 def least_maximum(cutting: Cutting) -> int:
@@ -210,30 +222,40 @@ def _all(ends: Ends, starts: Starts = (0,)) -> Iterator[Starts]:
 
 
 def _moved(cutting: Cutting, starts: Starts, limit: int | None) -> Starts:
-    """A cut whose most costly ranks cost less: blocks move, those between shift along, while that helps."""
+    """A cut that is better by the first criteria: blocks move, those between shift along, while that helps."""
 
-    def badness(cut: Starts) -> tuple[list[int], int]:
-        return sorted(cutting.rank_costs(cut), reverse=True), sum(cost * cost for cost in cutting.costs(cut))
+    def badness(cut: Starts) -> tuple[int, list[int], int] | None:
+        costs = cutting.costs(cut)
+        by_stage, sums = max(costs), sorted(cutting.summed(costs), reverse=True)
+        if limit is not None and by_stage > limit:
+            return None
+        weighted = cutting.per_rank * sums[0] + cutting.per_stage * by_stage
+        return weighted, sums, sum(cost * cost for cost in costs)
 
     now = badness(starts)
+    assert now is not None, f"{starts} begins above the limit"
     while True:
-        summed = cutting.rank_costs(starts)
-        full = [stage for stage, rank in enumerate(cutting.ranks) if summed[rank] == now[0][0]]
+        costs = cutting.costs(starts)
+        sums = cutting.summed(costs)
+        full = [
+            stage for stage, rank in enumerate(cutting.ranks) if sums[rank] == max(sums) or costs[stage] == max(costs)
+        ]
         moves = (_move(cutting, starts, giver, taker) for giver in full for taker in range(cutting.num_stages))
-        found = [cut for cut in moves if cut is not None and (limit is None or max(cutting.costs(cut)) <= limit)]
-        better = min(((badness(cut), cut) for cut in found), default=(now, starts))
-        if better[0] >= now:
+        judged = ((badness(cut), cut) for cut in moves if cut is not None)
+        least = min(((bad, cut) for bad, cut in judged if bad is not None), default=(now, starts))
+        if least[0] >= now:
             return starts
-        now, starts = better
+        now, starts = least
 
 
 def _move(cutting: Cutting, starts: Starts, giver: int, taker: int) -> Starts | None:
     """The cut in which one stage has a block less and another one more; None where that cannot be."""
-    step = 1 if giver > taker else -1
-    shifted = range(min(giver, taker) + 1, max(giver, taker) + 1)
-    cut = tuple(start + step if stage in shifted else start for stage, start in enumerate(starts))
-    is_legal = all(cut[stage] in cutting.firsts(stage) for stage in shifted)
-    return cut if giver != taker and is_legal and all(a < b for a, b in itertools.pairwise(cut)) else None
+    if giver == taker or starts[giver + 1] - starts[giver] == 1:
+        return None
+    step, low, high = (1, taker, giver) if giver > taker else (-1, giver, taker)
+    if any(low < stage <= high for stage in cutting.fixed):
+        return None
+    return starts[: low + 1] + tuple(start + step for start in starts[low + 1 : high + 1]) + starts[high + 1 :]
 
 
 def _spread(cutting: Cutting) -> Starts:

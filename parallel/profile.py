@@ -6,14 +6,14 @@ A piece costs a forward, the input's half of its backward and the weights' half,
 
     unit "flops"      matrix products and attention as executed (`parallel/flops.py`); weights: one product for each
                       of the forward's, input: everything else, recomputation too. A lookup costs nothing
-    unit "seconds"    busy seconds measured on one machine
+    unit "seconds"    busy seconds measured on one machine (`twinshard profile`)
 
 `head` is the last norm, the head and the loss. What a stage pays once for all its blocks of a side (masks, relative
 bias) is `encoder_stage` and `decoder_stage`; no FLOPs are counted there. A message over an edge costs `transfer_cost`
 and `byte_cost` for each of its bytes, in the same unit. All blocks of a side cost the same.
 
 A profile fits one model, one pair of lengths, one size of microbatch and the options that change what a rank computes.
-Left out: which cut is best (`parallel/cuts.py`), collectives of tp.
+Left out: files (`parallel/profile_file.py`), which cut is best (`parallel/cuts.py`), collectives of tp.
 """
 
 import dataclasses
@@ -175,7 +175,7 @@ class Profile:
 
     def _refuse(self, difference: str) -> None:
         raise ValueError(
-            f"the profile of {self.config.name} is another's: it has {difference}; count or measure one of this model"
+            f"the profile of {self.config.name} is another's: it has {difference}; make one with twinshard profile"
         )
 
     # ---- what things cost ---------------------------------------------------------------------------------------

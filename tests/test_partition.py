@@ -10,31 +10,15 @@ from hypothesis import strategies as st
 
 from models.architectures import build
 from models.config import Architecture, ModelConfig, Tying
-from models.slicing import slice_model
+from models.slicing import slice_model, tie
 from parallel.layouts import Cut, Layout
-from parallel.partition import Shared, Stage, crossing
-from parallel.partition import first_blocks as first_blocks_of
-from parallel.partition import shared_parameters as shared_over
-from parallel.partition import stages as stages_of_layout
+from parallel.partition import Stage, crossing, first_blocks, shared_parameters, stages, stages_of
 from parallel.plans import plan
 from tests.small_models import ARCHITECTURES, small_config
 
 SMALL = settings(deadline=None, max_examples=12)
 """For what builds modules: milliseconds a block, and slow when the machine is busy."""
 PURE = settings(deadline=None, max_examples=50)
-
-
-def first_blocks(config: ModelConfig, pp: int, cut: Cut) -> tuple[int, ...]:
-    return first_blocks_of(config, Layout(pp=pp, cut=cut))
-
-
-def stages(config: ModelConfig, pp: int, cut: Cut) -> tuple[Stage, ...]:
-    return stages_of_layout(config, Layout(pp=pp, cut=cut))
-
-
-def shared_parameters(config: ModelConfig, cut: tuple[Stage, ...]) -> tuple[Shared, ...]:
-    """With one stage a rank."""
-    return shared_over(config, cut, range(len(cut)))
 
 
 def encoder_decoder(num_encoder_blocks: int, num_decoder_blocks: int, **changes: object) -> ModelConfig:
@@ -64,7 +48,12 @@ def cuts(draw: st.DrawFn, config: ModelConfig) -> tuple[Stage, ...]:
     """Stages of any explicit cut."""
     possible = range(1, config.num_blocks)
     first = draw(st.sets(st.sampled_from(possible))) if possible else set()
-    return stages(config, len(first) + 1, tuple(sorted(first)))
+    return stages_of(config, tuple(sorted(first)))
+
+
+def dealt(data: st.DataObject, num_stages: int) -> list[int]:
+    """Stages on fewer ranks than stages, in any way."""
+    return data.draw(st.lists(st.integers(0, max(0, num_stages - 2)), min_size=num_stages, max_size=num_stages))
 
 
 def blocks_of(cut: tuple[Stage, ...]) -> list[int]:
@@ -87,7 +76,7 @@ def test_every_block_is_on_exactly_one_stage_of_any_explicit_cut(data: st.DataOb
 @given(configs(), st.data())
 def test_even_stages_hold_every_block_once_and_differ_by_one_at_most(config: ModelConfig, data: st.DataObject) -> None:
     pp = data.draw(st.integers(1, config.num_blocks))
-    cut = stages(config, pp, "even")
+    cut = stages(config, Layout(pp=pp))
     sizes = [stage.num_blocks for stage in cut]
     assert blocks_of(cut) == list(range(config.num_blocks))
     assert len(cut) == pp
@@ -102,7 +91,7 @@ def test_an_aligned_stage_is_encoder_or_decoder_and_no_split_has_a_smaller_large
 ) -> None:
     config = encoder_decoder(num_encoder_blocks, num_decoder_blocks)
     pp = data.draw(st.integers(2, config.num_blocks))
-    cut = stages(config, pp, "aligned")
+    cut = stages(config, Layout(pp=pp, cut="aligned"))
     assert blocks_of(cut) == list(range(config.num_blocks))
     assert len(cut) == pp
     for stage in cut:
@@ -110,7 +99,7 @@ def test_an_aligned_stage_is_encoder_or_decoder_and_no_split_has_a_smaller_large
     largest = max(stage.num_blocks for stage in cut)
     for other in itertools.combinations(range(1, config.num_blocks), pp - 1):
         if num_encoder_blocks in other:
-            assert largest <= max(stage.num_blocks for stage in stages(config, pp, other))
+            assert largest <= max(stage.num_blocks for stage in stages_of(config, other))
         if pp > 4:
             break
 
@@ -129,19 +118,31 @@ def test_an_aligned_stage_is_encoder_or_decoder_and_no_split_has_a_smaller_large
 def test_aligned_cuts_written_out(
     num_encoder_blocks: int, num_decoder_blocks: int, pp: int, expected: tuple[int, ...]
 ) -> None:
-    assert first_blocks(encoder_decoder(num_encoder_blocks, num_decoder_blocks), pp, "aligned") == expected
+    config = encoder_decoder(num_encoder_blocks, num_decoder_blocks)
+    assert first_blocks(config, Layout(pp=pp, cut="aligned")) == expected
 
 
 def test_even_cuts_written_out() -> None:
-    assert first_blocks(encoder_decoder(3, 2), 2, "even") == (3,)
-    assert first_blocks(encoder_decoder(5, 5), 4, "even") == (3, 6, 8)
-    assert first_blocks(encoder_decoder(5, 5), 1, "even") == ()
+    assert first_blocks(encoder_decoder(3, 2), Layout(pp=2)) == (3,)
+    assert first_blocks(encoder_decoder(5, 5), Layout(pp=4)) == (3, 6, 8)
+    assert first_blocks(encoder_decoder(5, 5), Layout(pp=1)) == ()
+    chunks = Layout(pp=2, chunks=3, placement="interleaved", schedule="interleaved")
+    assert first_blocks(encoder_decoder(5, 5), chunks) == (2, 4, 6, 8, 9)
+
+
+@pytest.mark.parametrize("cut", ["even", "aligned"])
+def test_folded_stages_are_the_encoder_then_the_decoder(cut: Cut) -> None:
+    folded = Layout(pp=2, chunks=2, placement="folded", schedule="interleaved", cut=cut)
+    assert first_blocks(encoder_decoder(2, 7), folded) == (1, 2, 6)
+    # Where encoder and decoder need not have as many stages, the larger side gets more.
+    unfolded = folded.replace(placement="interleaved", cut="aligned")
+    assert first_blocks(encoder_decoder(2, 7), unfolded) == (2, 5, 7)
 
 
 @pytest.mark.parametrize("architecture", ["decoder_only", "encoder_only"])
 def test_aligned_is_even_where_there_is_one_stack(architecture: Architecture) -> None:
     config = small_config(architecture)
-    assert stages(config, 2, "aligned") == stages(config, 2, "even")
+    assert stages(config, Layout(pp=2, cut="aligned")) == stages(config, Layout(pp=2))
 
 
 @SMALL
@@ -197,20 +198,25 @@ def test_what_leaves_a_stage_enters_the_next(data: st.DataObject) -> None:
 
 @SMALL
 @given(st.data())
-def test_the_holders_of_a_shared_parameter_are_the_stages_that_build_it(data: st.DataObject) -> None:
+def test_the_holders_of_a_shared_parameter_are_the_ranks_that_build_it(data: st.DataObject) -> None:
     config = data.draw(configs(most=4))
     cut = data.draw(cuts(config))
+    ranks = data.draw(st.permutations(range(len(cut)))) if data.draw(st.booleans()) else dealt(data, len(cut))
     canonical = {name: group[0] for group in config.tie_groups for name in group}
     holders: dict[str, list[tuple[int, str]]] = {}
     with torch.device("meta"):
-        for stage in cut:
-            model = slice_model(build(config), config, (stage.first, stage.last))
+        for rank in dict.fromkeys(ranks):
+            ranges = [(stage.first, stage.last) for stage in cut if ranks[stage.index] == rank]
+            model = slice_model(build(config), config, *ranges)
+            tie(model, config)
             for name, _ in model.named_parameters():
-                holders.setdefault(canonical.get(name, name), []).append((stage.index, name))
+                holders.setdefault(canonical.get(name, name), []).append((rank, name))
     expected = {name: sorted(held) for name, held in holders.items() if len(held) > 1}
-    shared = shared_parameters(config, cut)
+    shared = shared_parameters(config, cut, ranks)
     assert {parameter.name: sorted(parameter.holders) for parameter in shared} == expected
-    assert all(parameter.ranks[0] == min(parameter.ranks) for parameter in shared)
+    for parameter in shared:
+        # Ranks stand above in the order of their first stages, and the owner has the first.
+        assert parameter.ranks[0] == holders[parameter.name][0][0]
 
 
 @pytest.mark.parametrize(
@@ -232,16 +238,37 @@ def test_a_tied_embedding_is_shared_by_up_to_three_stages(
 ) -> None:
     names = {side: f"{side}.embedding.token.weight" for side in ("encoder", "decoder")} | {"head": "head.weight"}
     config = encoder_decoder(2, 3, tying=tying)
-    shared = shared_parameters(config, stages(config, len(cut) + 1, cut))
+    shared = shared_parameters(config, stages_of(config, cut), range(len(cut) + 1))
     assert [parameter.holders for parameter in shared] == (
-        [tuple((stage, names[side]) for stage, side in expected)] if expected else []
+        [tuple((rank, names[side]) for rank, side in expected)] if expected else []
     )
 
 
-def test_a_relative_bias_is_shared_by_every_stage_of_its_stack() -> None:
+@pytest.mark.parametrize(
+    ("ranks", "encoder", "decoder"),
+    [((0, 1, 2, 3), (0, 1, 2), (2, 3)), ((0, 1, 0, 1), (0, 1), (0, 1)), ((0, 1, 1, 0), (0, 1), (1, 0))],
+)
+def test_a_relative_bias_is_shared_by_every_rank_of_its_stack(
+    ranks: tuple[int, ...], encoder: tuple[int, ...], decoder: tuple[int, ...]
+) -> None:
     config = encoder_decoder(3, 3, positions="relative")
-    shared = {parameter.name: parameter.ranks for parameter in shared_parameters(config, stages(config, 4, (1, 2, 4)))}
-    assert shared == {"encoder.relative_bias.weight": (0, 1, 2), "decoder.relative_bias.weight": (2, 3)}
+    cut = stages_of(config, (1, 2, 4))
+    shared = {parameter.name: parameter.ranks for parameter in shared_parameters(config, cut, ranks)}
+    assert shared == {"encoder.relative_bias.weight": encoder, "decoder.relative_bias.weight": decoder}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        # The encoder's and the head's stage on one rank: one copy, under the first of its names.
+        ((0, 1, 0), ((0, "encoder.embedding.token.weight"), (1, "decoder.embedding.token.weight"))),
+        ((0, 0, 0), ()),
+    ],
+)
+def test_stages_of_one_rank_share_one_copy(ranks: tuple[int, ...], expected: tuple[tuple[int, str], ...]) -> None:
+    config = encoder_decoder(2, 3, tying="all")
+    shared = shared_parameters(config, stages_of(config, (1, 4)), ranks)
+    assert tuple(holder for parameter in shared for holder in parameter.holders) == expected
 
 
 # ---- what is refused ----------------------------------------------------------------------------------------------
@@ -266,9 +293,21 @@ def test_a_stage_without_blocks_is_refused(cut: tuple[int, ...], message: str) -
 @pytest.mark.parametrize("cut", ["even", "aligned"])
 def test_more_stages_than_blocks_are_refused(cut: Cut) -> None:
     with pytest.raises(ValueError, match=r"^pp = 6 stages over 5 blocks: try pp <= 5$"):
-        stages(encoder_decoder(3, 2), 6, cut)
+        stages(encoder_decoder(3, 2), Layout(pp=6, cut=cut))
 
 
 def test_an_aligned_cut_of_one_stage_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^cut = 'aligned' needs pp >= 2: an encoder stage and a decoder stage"):
-        stages(encoder_decoder(3, 2), 1, "aligned")
+        stages(encoder_decoder(3, 2), Layout(cut="aligned"))
+
+
+def test_more_chunks_than_blocks_are_refused() -> None:
+    chunks = Layout(pp=2, chunks=3, placement="interleaved", schedule="interleaved")
+    with pytest.raises(ValueError, match=r"^pp = 2 x chunks = 3 stages over 5 blocks: try chunks <= 2$"):
+        stages(encoder_decoder(3, 2), chunks)
+
+
+@pytest.mark.parametrize("cut", ["parameters", "flops", "times", "memory"])
+def test_a_cut_that_balances_costs_is_refused_without_a_profile(cut: Cut) -> None:
+    with pytest.raises(ValueError, match=f"^cut = '{cut}' balances what blocks cost, and there is no profile"):
+        stages(encoder_decoder(3, 2), Layout(pp=2, cut=cut))
