@@ -5,9 +5,11 @@ error stream and exit code 2; a cell or case that failed is exit code 1; a bug s
 """
 
 import difflib
+import functools
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -22,9 +24,13 @@ COMMANDS = {
     "fit": ("launch.fit:fit_command", "Find every layout that fits on a device, on fewest devices first."),
     "models": ("launch.inspection:models_command", "List the models that can be called by name, by component."),
     "profile": ("launch.profiling:profile_command", "Measure what the pieces of a model cost on this machine."),
+    "simulate": ("launch.simulation:simulate_command", "Predict the steps of an experiment on a machine."),
     "plan": ("launch.inspection:plan_command", "Show what a layout does to a model, without running it."),
 }
 """Name -> where the command stands, and what it does in one line."""
+
+PICTURES = "results.timeline:write"
+"""Who draws what a command of `launch` asks for, which knows no pictures."""
 
 _UNLISTED = {"measure": "launch.commands:measure_command"}
 """What a rank does that torchrun started with `-m launch FILE`."""
@@ -60,8 +66,7 @@ class Commands(click.Group):
         target = COMMANDS[cmd_name][0] if cmd_name in COMMANDS else _UNLISTED.get(cmd_name)
         if target is None:
             return None
-        module, _, name = target.partition(":")
-        command: click.Command = getattr(importlib.import_module(module), name)
+        command: click.Command = _loaded(target)
         return command
 
     def resolve_command(
@@ -86,6 +91,11 @@ def commands(debug: bool) -> None:
     """All commands; `debug` is read by `answer`."""
 
 
+def _loaded(target: str) -> Any:
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 def answer(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code; a mistake is told in one line."""
     words = list(arguments) or ["--help"]
@@ -93,7 +103,8 @@ def answer(arguments: Sequence[str]) -> int:
         words.insert(0, "measure")
     shows_traceback = words[0] == "--debug"
     try:
-        returned = commands.main(words, prog_name="twinshard", standalone_mode=False)
+        pictures = functools.partial(_loaded, PICTURES)
+        returned = commands.main(words, prog_name="twinshard", standalone_mode=False, obj=pictures)
         return returned if isinstance(returned, int) else 0
     except click.Abort:
         return 130

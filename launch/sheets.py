@@ -53,12 +53,13 @@ def show(
     if form == "json":
         click.echo(json.dumps(document, indent=2))
     elif form == "csv":
-        click.echo(_csv(columns, rows), nl=False)
+        click.echo(csv_text(columns, rows), nl=False)
     else:
         click.echo("\n".join(map(_markdown if form == "markdown" else _plain, sheets)), nl=False)
 
 
-def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, Cell]]) -> str:
+def csv_text(columns: Sequence[str], rows: Sequence[Mapping[str, Cell]]) -> str:
+    """Rows as CSV, nothing rounded; what a row lacks is left empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writeheader()

@@ -15,8 +15,8 @@ nobody wait for another message: with pure latency the published bubble rates of
 decimals (Qi et al. 2023, arXiv 2401.10241, tables 5 and 9).
 
 What a rank sends is sent in the order of its row, so one pass over the rows decides everything; no clock has to tick.
-Left out: collectives within a stage (they are a part of its seconds), and cores or links that
-several ranks of a pipeline share.
+Left out: collectives within a stage (they are a part of its seconds, `parallel/machine_profile.py`), and cores or links
+that several ranks of a pipeline share.
 """
 
 import dataclasses
@@ -103,6 +103,17 @@ class TransferSeconds:
 
 
 TransferCost: TypeAlias = Callable[[Edge, Direction], TransferSeconds]
+
+
+def every_message(cost: TransferSeconds) -> TransferCost:
+    """The same cost for all messages."""
+
+    def transfer_seconds(_edge: Edge, _direction: Direction) -> TransferSeconds:
+        return cost
+
+    return transfer_seconds
+
+
 _WAYS: dict[Kind, Direction | None] = {
     "forward": "forward",
     "backward": "backward",

@@ -1,4 +1,4 @@
-"""When did each rank do what: the timeline of one step.
+"""When did each rank do what, and what did it hold meanwhile: the timeline of one step, simulated or measured.
 
     rank 0   0F0 0F1 .   .   0B0 0B1        span    action with start and end       busy    sum of a rank's spans
     rank 1   .   1F0 1B0 1F1 1B1 .          message tensors on their way            idle    what is left of the makespan
@@ -10,12 +10,14 @@ Three numbers tell how well a pipeline is filled:
                       first start to its last end, busy is the busiest rank's (arXiv 2401.10241, section 5.3)
     imbalance         the busiest rank's busy seconds over the mean of all ranks
 
-Left out: where spans come from (`parallel/simulate.py`).
+Left out: where spans come from (`parallel/simulate.py`, or a measured step) and how they are drawn
+(`results/timeline.py`).
 """
 
 import dataclasses
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 from parallel.edges import Edge
 from parallel.schedule import Action, Direction, Table
@@ -37,6 +39,10 @@ class Message(NamedTuple):
     microbatch: int
     start_seconds: float
     end_seconds: float
+
+
+Steps: TypeAlias = tuple[tuple[float, float], ...]
+"""A step function: (seconds, value from then on), seconds rising."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,3 +99,65 @@ class Timeline:
     def order(self) -> Table:
         """What each rank ran, in the order of starting."""
         return tuple(tuple(span.action for span in row) for row in self.spans)
+
+    def held(
+        self,
+        kept: Sequence[float],
+        kept_for_weights: Sequence[float] | None = None,
+        *,
+        on_top: Sequence[float] | None = None,
+        base: Sequence[float] | None = None,
+        scale: Sequence[float] | None = None,
+    ) -> tuple[Steps, ...]:
+        """What each rank holds over time, in the unit of `kept`: bytes, or microbatches.
+
+        A forward takes `kept` of its stage when it starts, a whole backward gives it back when it ends. Of a backward
+        in two pieces the first gives back all but `kept_for_weights`, the second the rest.
+
+        Args:
+            kept: of one microbatch, by stage.
+            kept_for_weights: of it, what the weight gradients need, by stage; all of it by default.
+            on_top: what a backward holds besides, from its start to its end, by stage.
+            base: what a rank holds all the time, by rank.
+            scale: factor of each microbatch, where they differ in size.
+        """
+        later = kept if kept_for_weights is None else kept_for_weights
+        rows = []
+        for rank, row in enumerate(self.spans):
+            now = 0.0 if base is None else base[rank]
+            steps = {0.0: now}
+            for action, start_seconds, end_seconds in row:
+                factor = 1.0 if scale is None else scale[action.microbatch]
+                stage = action.stage
+                if action.kind == "forward":
+                    now += kept[stage] * factor
+                    steps[start_seconds] = now
+                    continue
+                if action.kind == "backward_weight":
+                    now -= later[stage] * factor
+                else:
+                    if on_top is not None:
+                        steps[start_seconds] = now + on_top[stage] * factor
+                    left = later[stage] if action.kind == "backward_input" else 0.0
+                    now -= (kept[stage] - left) * factor
+                steps[end_seconds] = now
+            rows.append(tuple(steps.items()))
+        return tuple(rows)
+
+    def under_way(self, carried: Sequence[float]) -> Steps:
+        """What all messages between ranks carry at a time; `carried` is what one takes, in the order of `messages`."""
+        changes = sorted(
+            (seconds, step)
+            for message, size in zip(self.messages, carried, strict=True)
+            for seconds, step in ((message.start_seconds, size), (message.end_seconds, -size))
+        )
+        steps, now = {0.0: 0.0}, 0.0
+        for seconds, step in changes:
+            now += step
+            steps[seconds] = now
+        return tuple(steps.items())
+
+
+def peak(steps: Steps) -> float:
+    """The most that a step function reaches."""
+    return max(value for _, value in steps)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option("--format", "style", type=click.Choice(["table", "csv", "markdown"]), default="table", show_default=True)
 @click.option("--estimators", is_flag=True, help="Run public estimators on the same figures and show their errors.")
 def validate_command(tables: tuple[str, ...], figures: Path | None, failed: bool, style: str, estimators: bool) -> int:
-    """Compute every published figure again: parameter counts, stacks, states, activations, FLOPs, measured memory.
+    """Compute every published figure again: parameters, stacks, states, activations, FLOPs, bubbles, measured memory.
 
     Prints ours, theirs, the difference and the rule that it has to meet; exit code 1 when one is not met. With TABLES,
     the figures of these tables alone. A row of one of these kinds may be added to the CSV files.

@@ -5,6 +5,7 @@
     conventions.py   how each source counts, where that differs from ours
     counts.py        parameters and stacks of checkpoints
     training.py      states, activations, FLOPs of large models
+    pipelines.py     bubbles of schedules
     measured.py      memory and rates of runs on GPUs
     estimators.py    what public estimators say of the same figures
 
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from results.validation.counts import check_parameters, check_stacks
 from results.validation.measured import check_measured
+from results.validation.pipelines import check_bubbles
 from results.validation.rows import FOLDER, Check
 from results.validation.training import check_activations, check_iterations, check_megatron, check_zero
 
@@ -26,6 +28,7 @@ TABLES: dict[str, Callable[[Path], Iterator[Check]]] = {
     "activation_memory": check_activations,
     "iteration": check_iterations,
     "megatron_2021": check_megatron,
+    "zero_bubble": check_bubbles,
     "measured_memory": check_measured,
 }
 """Tables of published figures, in the order in which they are told."""

@@ -81,3 +81,6 @@ LayerNorm is counted for RMSNorm; MiB are printed as MB."""
 
 MEGATRON_ALLOCATED = MEGATRON_LOG.replace(name="allocated under Megatron-LM", norm="own")
 """What the allocator holds: the norms that are there."""
+
+ZERO_BUBBLE = Convention(name="Qi et al. 2023")
+"""A rank's extent from its first start to its last end, the longest of them; a message is pure latency."""
