@@ -25,6 +25,7 @@ COMMANDS = {
     "models": ("launch.inspection:models_command", "List the models that can be called by name, by component."),
     "profile": ("launch.profiling:profile_command", "Measure what the pieces of a model cost on this machine."),
     "simulate": ("launch.simulation:simulate_command", "Predict the steps of an experiment on a machine."),
+    "transports": ("launch.transports:transports_command", "Compare how the memory gets to the decoder's stages."),
     "plan": ("launch.inspection:plan_command", "Show what a layout does to a model, without running it."),
 }
 """Name -> where the command stands, and what it does in one line."""

@@ -5,6 +5,10 @@
                               -memory------------------> D1
                               -memory--------------------------------> D2
 
+Which is better is a matter of numbers (`twinshard transports`). Over 48 pipelines of T5-large and T5-11B, 4 to 16 ranks
+of A100 and H100, source/target 1/4 to 4, direct ones were at most 0.3 % faster, while the rank that sends most sent 0.9
+to 2.5 times as much, and up to 3.2 times as many bytes waited to be used. So the memory is relayed by default.
+
 Forward an edge carries the tensors that it names, backward their gradients the other way. An edge between two stages of
 one rank sends nothing: the tensors are handed over. Left out: bytes (`parallel/events.py`) and time
 (`parallel/simulate.py`).

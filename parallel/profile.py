@@ -23,6 +23,7 @@ from typing import Literal, Self, get_args
 from models.config import ModelConfig
 from models.costs import Side, block_flops
 from parallel.balance import Balance
+from parallel.edges import Edge
 from parallel.figures import PhaseFlops, StepShape
 from parallel.layouts import AttentionKernel, Layout, Recompute, microbatch_sizes
 from parallel.partition import Carried, Stage
@@ -205,6 +206,10 @@ class Profile:
         multiple = self.tp if self.sp else 1
         length = self.target_length if name == "target" else self.source_length
         return -(-length // multiple) * self.num_sequences * self.config.width * self.dtype_bytes
+
+    def edge_bytes(self, edge: Edge) -> int:
+        """Bytes of one microbatch's message over an edge, all its tensors together."""
+        return sum(map(self.carried_bytes, edge.carries))
 
     def message(self, names: tuple[Carried, ...]) -> float:
         """Cost of sending tensors over an edge together, one way."""

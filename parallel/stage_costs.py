@@ -10,14 +10,18 @@ from collections.abc import Sequence
 
 from parallel.edges import Edge
 from parallel.partition import Stage
-from parallel.profile import Profile
+from parallel.profile import Profile, Work
 from parallel.schedule import Direction
 from parallel.simulate import StageSeconds, TransferCost, TransferSeconds
 
 
 def stage_seconds(profile: Profile, stages: Sequence[Stage]) -> StageSeconds:
     """Durations of the actions of every stage on one microbatch."""
-    works = [profile.stage(stage) for stage in stages]
+    return seconds_of([profile.stage(stage) for stage in stages])
+
+
+def seconds_of(works: Sequence[Work]) -> StageSeconds:
+    """Durations of the actions of stages that cost so much."""
     return StageSeconds(
         forward=tuple(work.forward for work in works),
         backward_input=tuple(work.backward_input for work in works),
@@ -29,7 +33,6 @@ def message_seconds(profile: Profile) -> TransferCost:
     """Cost of a message over an edge, all its tensors together, on a channel of its own."""
 
     def transfer_seconds(edge: Edge, _direction: Direction) -> TransferSeconds:
-        size_bytes = sum(map(profile.carried_bytes, edge.carries))
-        return TransferSeconds(latency=profile.transfer_cost, occupancy=profile.byte_cost * size_bytes)
+        return TransferSeconds(latency=profile.transfer_cost, occupancy=profile.byte_cost * profile.edge_bytes(edge))
 
     return transfer_seconds

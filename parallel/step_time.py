@@ -18,7 +18,7 @@ each microbatch is told at its end; loading of data; noise.
 import dataclasses
 import functools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from models.config import ModelConfig
 from parallel.activations import saved_bytes
@@ -109,7 +109,7 @@ def step_time(
         made.table,
         seconds,
         edges=made.edges,
-        transfer_seconds=machine_transfers(machine, made, profile),
+        transfer_seconds=edge_transfers(machine, made, profile.edge_bytes),
         scale=microbatch_scale(layout, shape),
     )
     kinds = shares(made)
@@ -129,8 +129,11 @@ def step_time(
 # ---- the pipeline ---------------------------------------------------------------------------------------------------
 
 
-def machine_transfers(machine: Machine, made: Plan, profile: Profile) -> TransferCost:
-    """Messages between the ranks of a plan: over the slowest link of all replicas, which share a step's end."""
+def edge_transfers(machine: Machine, made: Plan, size_of: Callable[[Edge], int]) -> TransferCost:
+    """Messages between the ranks of a plan: over the slowest link of all replicas, which share a step's end.
+
+    `size_of` tells the bytes of an edge's message, of a microbatch of scale 1.
+    """
 
     @functools.cache
     def cost(first: int, last: int, size_bytes: int) -> TransferSeconds:
@@ -139,8 +142,7 @@ def machine_transfers(machine: Machine, made: Plan, profile: Profile) -> Transfe
         return TransferSeconds(latency=link.latency_seconds, occupancy=link.occupancy_seconds(size_bytes), port=reach)
 
     def transfer_seconds(edge: Edge, _: Direction) -> TransferSeconds:
-        ranks = made.ranks[edge.first], made.ranks[edge.last]
-        return cost(*ranks, sum(map(profile.carried_bytes, edge.carries)))
+        return cost(made.ranks[edge.first], made.ranks[edge.last], size_of(edge))
 
     return transfer_seconds
 
