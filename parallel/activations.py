@@ -10,6 +10,9 @@ things:
 
     peak of a microbatch = max(kept at the end of the forward, max over regions (kept at the region + on top))
 
+The input's half of a split backward leaves behind what products wait for (`parallel/halves.py`): at any point of it
+there is besides all that later products have left, which may be more than what was let go.
+
 Kept once for all blocks of a stack: the memory, tensors of masks. Kept once for all microbatches too: the sines and
 cosines of rope. What is received over an edge is the input of the stage's first block; what is sent is kept by nobody
 here.
@@ -31,7 +34,7 @@ from models.costs import Side
 from parallel import keeps
 from parallel.cores import Core
 from parallel.figures import StepShape
-from parallel.halves import deferred_bytes
+from parallel.halves import Product, waiting_bytes
 from parallel.keeps import Microbatch
 from parallel.schedule import Key, Row
 from parallel.share import Share
@@ -45,13 +48,15 @@ class Saved:
         by_part: at the end of the forward: embedding, relative_bias, self_attention, cross_attention, ffn, norms,
             memory, head, loss.
         shared: of these, kept once however many microbatches and stages of the rank are in flight, by table.
-        on_top: most by which the backward exceeds what is kept at its start.
+        on_top: most by which a whole backward exceeds what is kept at its start.
+        on_top_split: the same of the input's half of a split one.
         deferred: kept after the input's half of a split backward, for the weights' half.
     """
 
     by_part: dict[str, int]
     shared: dict[str, int]
     on_top: int
+    on_top_split: int = 0
     deferred: int = 0
 
     @property
@@ -62,13 +67,13 @@ class Saved:
 def saved_bytes(share: Share, shape: StepShape, size: int) -> Saved:
     """What a rank keeps of a microbatch of `size` sequences."""
     tape = _Tape()
-    micro = Microbatch(share=share, shape=shape, size=size)
-    _stage(tape, micro)
+    _stage(tape, Microbatch(share=share, shape=shape, size=size))
     return Saved(
         by_part=dict(tape.by_part),
         shared=dict(tape.shared),
         on_top=max(0, tape.peak - tape.now),
-        deferred=deferred_bytes(micro),
+        on_top_split=max(0, tape.split_peak + tape.owed - tape.now),
+        deferred=tape.owed,
     )
 
 
@@ -90,28 +95,44 @@ def peak_over(row: Row, saved: Mapping[Key, Saved]) -> int:
         elif action.kind == "backward_weight":
             now -= held.deferred
         else:
-            most = max(most, now + held.on_top)
+            is_split = action.kind == "backward_input"
+            most = max(most, now + (held.on_top_split if is_split else held.on_top))
             users.subtract(held.shared.keys())
             now -= held.total - sum(size for table, size in held.shared.items() if users[table])
-            if action.kind == "backward_input":
-                now += held.deferred
-                # With recomputation more is left than there was.
-                most = max(most, now)
+            now += held.deferred * is_split
     return most
 
 
+_ENTERING: dict[str, tuple[Product, ...]] = {
+    "self_attention": ("qkv",),
+    "cross_attention": ("query", "kv"),
+    "ffn": ("up",),
+}
+"""Products that a sublayer begins with."""
+
+
 class _Tape:
-    """A walk through a forward: what is kept now, and the most that the backward will have kept."""
+    """A walk through a forward: what is kept now, and the most that the backward will have kept.
+
+    `owed` is what the products so far leave of a split backward; `split_peak` is the most that is kept then, less what
+    all products of the walk leave.
+    """
 
     def __init__(self) -> None:
         self.by_part: Counter[str] = Counter()
         self.shared: Counter[str] = Counter()
         self.now = self.peak = 0
+        self.owed = self.split_peak = 0
 
     def keep(self, part: str, size_bytes: int) -> None:
         self.by_part[part] += size_bytes
         self.now += size_bytes
         self.peak = max(self.peak, self.now)
+        self.split_peak = max(self.split_peak, self.now - self.owed)
+
+    def owe(self, size_bytes: int) -> None:
+        """A product comes, whose weight's gradient waits for so much; where the backward is here, it has begun to."""
+        self.owed += size_bytes
 
     def keep_shared(self, part: str, table: str, size_bytes: int) -> None:
         """Kept once for all microbatches and stages."""
@@ -121,21 +142,34 @@ class _Tape:
     def recompute(self, size_bytes: int) -> None:
         """When the backward comes here, this is kept on top for a moment."""
         self.peak = max(self.peak, self.now + size_bytes)
+        self.split_peak = max(self.split_peak, self.now + size_bytes - self.owed)
+
+    def repeat_region(self, other: Self, size_bytes: int) -> None:
+        """When the backward comes here, another walk is kept on top for a moment, and so much that it does not know."""
+        self.peak = max(self.peak, self.now + other.now + size_bytes)
+        self.split_peak = max(self.split_peak, self.now - self.owed + other.split_peak + size_bytes)
+        self.owed += other.owed
 
     def repeat(self, other: Self, times: int) -> None:
-        """Appends another walk several times over; of its peaks the last is the highest."""
+        """Appends another walk several times over. Its highest peak is the last; of a split backward, first or last."""
         if times < 1:
             return
         for part, size_bytes in other.by_part.items():
             self.by_part[part] += times * size_bytes
         self.peak = max(self.peak, self.now + (times - 1) * other.now + other.peak)
+        for index in (0, times - 1):
+            before = self.now - self.owed + index * (other.now - other.owed)
+            self.split_peak = max(self.split_peak, before + other.split_peak)
         self.now += times * other.now
+        self.owed += times * other.owed
 
 
 def _stage(tape: _Tape, micro: Microbatch) -> None:
     share, config = micro.share, micro.config
     for side in share.sides:
         if share.has_embedding(side):
+            if side == "encoder" and config.feature_width:
+                tape.owe(waiting_bytes(micro, side, "features"))
             tape.keep("embedding", keeps.embedding_bytes(micro, side))
             tape.keep("norms", keeps.norm_bytes(micro, side) * config.embedding_norm)
             tape.keep("embedding", keeps.dropout_bytes(micro, side))
@@ -150,6 +184,7 @@ def _stage(tape: _Tape, micro: Microbatch) -> None:
             tape.keep("norms", keeps.norm_bytes(micro, side) * config.final_norm)
     if share.has_head:
         side = share.sides[-1]
+        tape.owe(waiting_bytes(micro, side, "head"))
         tape.keep("head", keeps.head_bytes(micro, side))
         tape.keep("head", keeps.norm_bytes(micro, side) * config.head_transform)
         tape.keep("loss", keeps.loss_bytes(micro, side))
@@ -165,11 +200,11 @@ def _block(tape: _Tape, micro: Microbatch, side: Side, *, is_first: bool) -> Non
         tape.keep("self_attention", keeps.mask_bytes(micro, side))
         if has_cross_attention:
             tape.keep("cross_attention", keeps.memory_mask_bytes(micro))
-            tape.keep("memory", micro.memory_bytes)
+            _memory(tape, micro)
     again = _Tape()
     _sublayers(again, micro, side, is_first=False)
     # The input is there already.
-    tape.recompute(again.now + _rope_bytes(micro, side) - micro.hidden_bytes(side) * _is_input_kept(micro))
+    tape.repeat_region(again, _rope_bytes(micro, side) - micro.hidden_bytes(side) * _is_input_kept(micro))
 
 
 def _is_input_kept(micro: Microbatch) -> bool:
@@ -194,8 +229,10 @@ def _sublayers(tape: _Tape, micro: Microbatch, side: Side, *, is_first: bool) ->
         if part == "cross_attention" and not has_cross_attention:
             continue
         tape.keep("norms", keeps.norm_bytes(micro, side) * is_pre_norm)
+        tape.owe(sum(waiting_bytes(micro, side, product) for product in _ENTERING[part]))
         tape.keep(part, hidden)
         if part == "ffn":
+            tape.owe(waiting_bytes(micro, side, "down"))
             tape.keep(part, keeps.ffn_bytes(micro, side))
         else:
             _attention(tape, micro, side, part, is_first=is_first)
@@ -212,7 +249,7 @@ def _attention(tape: _Tape, micro: Microbatch, side: Side, part: str, *, is_firs
         if is_self:
             tape.keep_shared(part, side, _rope_bytes(micro, side))
         else:
-            tape.keep("memory", micro.memory_bytes)
+            _memory(tape, micro)
         # Only the fused kernel and a region keep the mask's tensor; adding it to scores keeps nothing.
         mask = keeps.mask_bytes(micro, side) if is_self else keeps.memory_mask_bytes(micro)
         tape.keep(part, mask * (is_region or core.kernel == "fused"))
@@ -221,7 +258,14 @@ def _attention(tape: _Tape, micro: Microbatch, side: Side, part: str, *, is_firs
         tape.recompute(core.recomputed_bytes)
     else:
         tape.keep(part, core.kept_bytes)
+    tape.owe(waiting_bytes(micro, side, "output"))
     tape.keep(part, core.output_bytes)
+
+
+def _memory(tape: _Tape, micro: Microbatch) -> None:
+    """Kept once by all blocks that read it, and for the gradients of their keys' and values' weights."""
+    tape.owe(micro.memory_bytes)
+    tape.keep("memory", micro.memory_bytes)
 
 
 def _rope_bytes(micro: Microbatch, side: Side) -> int:

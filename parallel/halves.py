@@ -17,34 +17,29 @@ All in elements of e bytes. Source: the split itself, Qi et al. 2023 (arXiv 2401
 holds for a moment only.
 """
 
+from typing import Literal
+
 from models.costs import Side
 from parallel.keeps import Microbatch
 
+Product = Literal["qkv", "query", "kv", "output", "up", "down", "head", "features"]
 
-def deferred_bytes(micro: Microbatch) -> int:
-    """Kept of one microbatch by one stage after the input's half of its backward."""
+
+def waiting_bytes(micro: Microbatch, side: Side, product: Product) -> int:
+    """Kept of one microbatch for the weight's gradient of a product, but for the memory, which all `kv` share."""
     share, config = micro.share, micro.config
-    kept = sum(len(share.blocks(side)) * _block_bytes(micro, side) for side in share.sides)
-    if config.has_cross_attention and share.blocks("decoder"):
-        kept += micro.memory_bytes
-    if "encoder" in share.sides and share.has_embedding("encoder") and config.feature_width:
-        kept += micro.positions("encoder") * (config.feature_width + config.width) * micro.element_bytes
-    if share.has_head:
-        side = share.sides[-1]
-        kept += micro.hidden_bytes(side) * (3 if config.head_transform else 1)
-        kept += micro.positions(side) * share.vocabulary("head.weight") * micro.element_bytes
-    return kept
-
-
-def _block_bytes(micro: Microbatch, side: Side) -> int:
-    share, config, element = micro.share, micro.config, micro.element_bytes
-    query, key = share.num_heads * config.head_width, share.num_kv_heads * config.head_width
-    num_up = 2 if config.is_gated else 1
-    positions, hidden = micro.positions(side), micro.hidden_bytes(side)
-    attention = 2 * hidden + positions * (query + 2 * key + query + config.width) * element
-    ffn = positions * ((num_up + 1) * share.ffn_width + config.width) * element
-    kept = attention + ffn
-    if side == "decoder" and config.has_cross_attention:
-        kept += hidden + positions * (query + query + config.width) * element
-        kept += micro.positions("encoder") * 2 * key * element
-    return kept
+    width, query, key = config.width, share.num_heads * config.head_width, share.num_kv_heads * config.head_width
+    up = (2 if config.is_gated else 1) * share.ffn_width
+    # Elements of a position that are whole on every rank, and tensors that sp shards.
+    whole, num_sharded = {
+        "qkv": (query + 2 * key, 1),
+        "query": (query, 1),
+        "kv": (2 * key, 0),
+        "output": (query + width, 0),
+        "up": (up, 1),
+        "down": (share.ffn_width + width, 0),
+        "head": (share.vocabulary("head.weight") if share.has_head else 0, 3 if config.head_transform else 1),
+        "features": (config.feature_width + width, 0),
+    }[product]
+    positions = micro.positions("encoder" if product == "kv" else side)
+    return positions * whole * micro.element_bytes + num_sharded * micro.hidden_bytes(side)

@@ -35,7 +35,7 @@ from parallel.parameters import StateBytes, state_bytes
 from parallel.plan import Plan
 from parallel.plans import plan
 from parallel.profile import Profile
-from parallel.schedule import Direction
+from parallel.schedule import Direction, is_split
 from parallel.share import Share, shares
 from parallel.simulate import StageSeconds, TransferCost, TransferSeconds, simulate
 from parallel.stage_costs import stage_seconds
@@ -181,7 +181,7 @@ def held_bytes(
             tables |= saved.shared
             kept[stage.index] = saved.total - sum(saved.shared.values())
             deferred[stage.index] = saved.deferred
-            on_top[stage.index] = saved.on_top
+            on_top[stage.index] = saved.on_top_split if is_split(made.table) else saved.on_top
         base.append(float(states.total + sum(tables.values())))
     return timeline.held(kept, deferred, on_top=on_top, base=base, scale=microbatch_scale(made.layout, shape))
 

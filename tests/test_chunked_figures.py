@@ -22,6 +22,9 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
     {"schedule": "interleaved", "placement": "interleaved", "chunks": 2},
     {"schedule": "interleaved", "placement": "folded", "chunks": 2, "tp": 2, "transport": "direct"},
     {"schedule": "1f1b", "pp": 3, "transport": "direct"},
+    {"schedule": "zb_h1", "recompute": "full"},
+    {"schedule": "zb_h2", "recompute": "selective"},
+    {"schedule": "zb_v", "placement": "v", "chunks": 2, "tp": 2, "sp": True, "recompute": "full"},
 )
 
 
