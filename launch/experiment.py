@@ -29,13 +29,13 @@ from launch.model_tables import Member, members
 from launch.reading import Table, check_keys, check_name, check_type, read
 from launch.step_options import DTYPE_BYTES
 from models.config import ModelConfig
-from parallel.engines.native import unsupported
+from parallel.engines.engine import EngineName, unsupported
 from parallel.figures import StepShape
 from parallel.layouts import Layout
 from parallel.plans import plan
 from parallel.profile import Profile
 
-ENGINE = "native"
+ENGINE: EngineName = "native"
 
 LossOn = Literal["target", "all"]
 
@@ -286,7 +286,7 @@ def effective(layout: Layout, config: ModelConfig) -> Layout:
 
 
 def _refusal(cell: Cell) -> str:
-    not_run = unsupported(cell.layout)
+    not_run = unsupported(ENGINE, cell.model, cell.layout)
     if not_run is not None:
         return not_run
     try:

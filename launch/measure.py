@@ -24,7 +24,8 @@ from launch.experiment import Cell
 from launch.parity import Parity, check_parity
 from models.batch import Batch
 from parallel.comm import Comm, Groups
-from parallel.engines.native import NativeEngine, StepFacts
+from parallel.engines.engine import StepFacts
+from parallel.engines.native import NativeEngine
 from parallel.figures import RankFigures
 from parallel.ledger import Event
 from parallel.meter import Meter

@@ -28,7 +28,9 @@ from models.batch import Batch, synthetic_batch
 from models.catalogue import TextPair
 from models.text import pair_batch
 from parallel.comm import Comm, Groups
-from parallel.engines.native import Gathered, NativeEngine, StepFacts
+from parallel.engines.engine import StepFacts
+from parallel.engines.gathered import Gathered
+from parallel.engines.native import NativeEngine
 from parallel.plans import plan
 from parallel.recorder import Recorder
 from parallel.sequence import deal

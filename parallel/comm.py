@@ -158,6 +158,10 @@ class Comm:
         ranks = self._groups[axis].ranks
         return ranks.index(self.rank) if ranks else 0
 
+    def group(self, axis: str) -> Group:
+        """The process group along `axis`, for engines that communicate on their own; None over one rank."""
+        return self._groups[axis].group if self.size(axis) > 1 else None
+
     def forward_phase(self) -> Phase:
         """Phase of a collective that belongs to a forward: `recompute` while a backward runs."""
         return "recompute" if self.phase == "backward" else self.phase

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from models.config import Architecture
-from parallel.engines.native import NativeEngine, OptimizerName
+from parallel.engines.engine import OptimizerName
+from parallel.engines.native import NativeEngine
 from parallel.layouts import Layout
 from parallel.parallelize import parallelize
 from parallel.plans import plan

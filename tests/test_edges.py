@@ -11,7 +11,8 @@ from torch import Tensor
 from models.batch import Batch
 from models.model import Hidden
 from parallel.comm import Comm, Message, Pending
-from parallel.engines.native import NativeEngine, StepFacts
+from parallel.engines.engine import StepFacts
+from parallel.engines.native import NativeEngine
 from parallel.layouts import Layout, Schedule
 from parallel.plans import plan
 from parallel.schedule import Direction

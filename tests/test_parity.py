@@ -14,7 +14,8 @@ from launch.reference import Reference
 from models.batch import IGNORED
 from models.named import named_model
 from parallel.comm import Groups
-from parallel.engines.native import Gathered, StepFacts, _put_together
+from parallel.engines.engine import StepFacts
+from parallel.engines.gathered import Gathered, put_together
 from parallel.layouts import Layout
 from parallel.plan import WHOLE
 from parallel.sequence import deal
@@ -174,7 +175,7 @@ def test_a_copy_that_is_no_number_agrees_with_none() -> None:
     """Whichever rank has it, and whatever comes after it."""
     numbers = {"right": torch.tensor([1.0, 2.0]), "wrong": torch.tensor([1.0, NAN])}
     for order in (("right", "wrong", "right"), ("wrong", "right", "right")):
-        told = _put_together([{"a": (WHOLE, numbers[which])} for which in order])
+        told = put_together([{"a": (WHOLE, numbers[which])} for which in order])
         assert (told.replica_error, told.replica_name) == (INF, "a")
 
 

@@ -1,1 +1,1 @@
-"""Who partitions and runs: one file an engine."""
+"""Who partitions and runs: one file an engine, behind the interface in `engine.py`."""

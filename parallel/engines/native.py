@@ -7,19 +7,18 @@ of the whole step. Gradients, their global norm and the weights after an update 
 Left out: learning-rate schedules, clipping, checkpoints.
 """
 
-import dataclasses
-import math
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from models.architectures import build
 from models.batch import Batch
+from models.config import ModelConfig
 from models.initial import canonical_name
 from models.model import Model
 from parallel.comm import Comm, Site
 from parallel.deferral import Deferral
+from parallel.engines.engine import OptimizerName, Quantity, StepFacts
+from parallel.engines.gathered import Gathered, put_together
 from parallel.gradients import Gradients
 from parallel.layouts import Layout
 from parallel.parallelize import materialise, parallelize, split_backward
@@ -28,31 +27,8 @@ from parallel.plan import Plan, Shard
 from parallel.schedule import is_split
 from parallel.sequence import microbatches, pad
 
-OptimizerName = Literal["sgd", "adamw"]
-Quantity = Literal["gradient", "weight"]
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class StepFacts:
-    """What a step tells; the same on every rank."""
-
-    loss: float
-    loss_tokens: int
-    gradient_norm: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Gathered:
-    """Whole tensors put together from the shards of all ranks."""
-
-    tensors: dict[str, Tensor]
-    """By canonical name."""
-    replica_error: float
-    """Worst relative disagreement between ranks that hold copies of the same numbers."""
-    replica_name: str
-
-
-def unsupported(layout: Layout) -> str | None:
+def unsupported(_config: ModelConfig, layout: Layout) -> str | None:
     """Why this engine cannot run a layout, as one line; None when it can."""
     if layout.cp > 1:
         return f"the native engine does not run context parallelism yet: cp = {layout.cp}; use cp = 1"
@@ -89,7 +65,7 @@ class NativeEngine:
         learning_rate: float = 1e-2,
         model: Model | None = None,
     ) -> None:
-        reason = unsupported(plan.layout)
+        reason = unsupported(plan.config, plan.layout)
         if reason is not None:
             raise ValueError(reason)
         self.plan, self.comm, self.dtype, self.device = plan, comm, dtype, device
@@ -179,52 +155,9 @@ class NativeEngine:
         shards = self.named_shards(quantity).items()
         local = {name: (shard, tensor.to("cpu", copy=True)) for name, (shard, tensor) in shards}
         everyone = self.comm.collect_objects(local)
-        return None if everyone is None else _put_together(everyone)
+        return None if everyone is None else put_together(everyone)
 
     def _all_loss_tokens(self, batch: Batch) -> int:
         count = torch.tensor(batch.num_loss_tokens(), device=self.device)
         self.comm.all_reduce(count, "dp", site=Site(name="loss.tokens"), phase="step").wait()
         return int(count.item())
-
-
-def _put_together(everyone: list[dict[str, tuple[Shard, Tensor]]]) -> Gathered:
-    """Fills whole tensors from shards; where several ranks hold the same rows, they are compared."""
-    sizes: dict[str, tuple[int, ...]] = {}
-    for held in everyone:
-        for name, (shard, tensor) in held.items():
-            size = list(tensor.shape)
-            if not shard.is_whole:
-                size[shard.dim] = max(stop for _, stop in shard.ranges)
-            sizes[name] = tuple(max(pair) for pair in zip(size, sizes.get(name, size), strict=True))
-    worst, worst_name = 0.0, ""
-    tensors: dict[str, Tensor] = {}
-    filled: dict[str, Tensor] = {}
-    for held in everyone:
-        for name, (shard, tensor) in held.items():
-            if name not in tensors:
-                tensors[name] = torch.zeros(sizes[name], dtype=tensor.dtype)
-                filled[name] = torch.zeros(sizes[name], dtype=torch.bool)
-            offset = 0
-            for start, stop in shard.ranges or ((0, tensor.shape[0]),):
-                piece = tensor.narrow(shard.dim, offset, stop - start)
-                whole = tensors[name].narrow(shard.dim, start, stop - start)
-                known = filled[name].narrow(shard.dim, start, stop - start)
-                error = _disagreement(piece[known], whole[known])
-                if error > worst:
-                    worst, worst_name = error, name
-                whole.copy_(torch.where(known, whole, piece))
-                known.fill_(True)
-                offset += stop - start
-    missing = [name for name, mask in filled.items() if not mask.all()]
-    assert not missing, f"no rank holds all of {missing}"
-    return Gathered(tensors=tensors, replica_error=worst, replica_name=worst_name)
-
-
-def _disagreement(piece: Tensor, whole: Tensor) -> float:
-    if not piece.numel():
-        return 0.0
-    scale = whole.abs().max().item()
-    difference = (piece - whole).abs().max().item()
-    error = difference / scale if scale else difference
-    # A nan agrees with nothing, and is smaller than nothing either.
-    return math.inf if math.isnan(error) else error

@@ -1,0 +1,139 @@
+"""What is an engine, which are there, and which can run a layout?
+
+    unsupported(name, config, layout)     None, or in one line why not: not installed, or what it cannot partition
+    build(name, plan=..., comm=..., ...)  one rank of the engine, ready to step
+
+An engine partitions with its own means what the plan's layout asks for, and starts from the same weights as all others
+(`models/initial.py`). Each is one module beside this one, loaded when it is asked for; loading this loads no torch.
+"""
+
+import dataclasses
+import difflib
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+
+from models.config import ModelConfig
+from parallel.layouts import Layout
+from parallel.plan import Plan
+
+if TYPE_CHECKING:
+    import torch
+
+    from models.batch import Batch
+    from parallel.comm import Comm
+    from parallel.engines.gathered import Gathered
+    from parallel.pipeline import Observer
+
+EngineName = Literal["native", "torch", "deepspeed", "fairscale"]
+ENGINES: tuple[EngineName, ...] = get_args(EngineName)
+OptimizerName = Literal["sgd", "adamw"]
+Quantity = Literal["gradient", "weight"]
+
+_CLASSES: dict[EngineName, str] = {
+    "native": "NativeEngine",
+    "torch": "TorchEngine",
+    "deepspeed": "DeepspeedEngine",
+    "fairscale": "FairscaleEngine",
+}
+_EXTRAS: tuple[EngineName, ...] = ("deepspeed", "fairscale")
+"""Engines that are a package of the same name, installed only by who wants them."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StepFacts:
+    """What a step tells; the same on every rank."""
+
+    loss: float
+    """Sum of the cross-entropy over the valid target tokens of the whole step, divided by their number."""
+    loss_tokens: int
+    gradient_norm: float
+
+
+class Engine(Protocol):
+    """One rank of one layout of one model. Every method is collective."""
+
+    plan: Plan
+    comm: "Comm"
+
+    def step(self, batch: "Batch", *, update: bool = True, observer: "Observer | None" = None) -> StepFacts:
+        """Forward, backward, synchronisation and (unless `update` is false) one optimizer step.
+
+        Args:
+            batch: this data-parallel rank's share of the step, on the host; see `parallel.sequence.deal`.
+            update: whether the weights change.
+            observer: entered around every action by engines that have actions; others do not read it.
+        """
+
+    def gather(self, quantity: Quantity) -> "Gathered | None":
+        """Whole gradients or weights by canonical name on rank 0, None elsewhere. For checks, not for speed."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of parameters that this rank holds."""
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Of this rank."""
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of this rank."""
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """Of the optimizer's states on this rank; zero before its first step."""
+
+
+def engine_name(text: str) -> EngineName:
+    """The engine of this name. Raises ValueError for any other text."""
+    for name in ENGINES:
+        if name == text:
+            return name
+    near = difflib.get_close_matches(text, ENGINES, n=1, cutoff=0.0)[0]
+    raise ValueError(f"engine = {text!r}; choose one of {', '.join(ENGINES)}; the nearest is {near!r}")
+
+
+def unsupported(name: EngineName, config: ModelConfig, layout: Layout) -> str | None:
+    """Why an engine cannot run a model on a layout, as one line; None when it can.
+
+    What no engine could (heads that tp does not divide) is `Layout.check_model`'s to say.
+    """
+    if name in _EXTRAS and importlib.util.find_spec(name) is None:
+        return f"the {name} engine is not installed: pip install 'twinshard[engines]'"
+    reason: str | None = _module(name).unsupported(config, layout)
+    return reason
+
+
+def build(
+    name: EngineName,
+    *,
+    plan: Plan,
+    comm: "Comm",
+    seed: int,
+    dtype: "torch.dtype",
+    device: "torch.device",
+    optimizer: OptimizerName = "sgd",
+    learning_rate: float = 1e-2,
+) -> Engine:
+    """One rank of an engine. Collective; arguments are those of `parallel.engines.native.NativeEngine`.
+
+    Raises ValueError for a layout that `unsupported` names.
+    """
+    reason = unsupported(name, plan.config, plan.layout)
+    if reason is not None:
+        raise ValueError(reason)
+    engine: Engine = getattr(_module(name), _CLASSES[name])(
+        plan=plan,
+        comm=comm,
+        seed=seed,
+        dtype=dtype,
+        device=device,
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+    )
+    return engine
+
+
+def _module(name: EngineName) -> Any:
+    return importlib.import_module(f"parallel.engines.{name}")
