@@ -1,19 +1,20 @@
-"""How long was a rank busy, rather than waiting?
+"""How long was a rank busy, rather than waiting, and when?
 
     device    a moment is          so that
     cpu       thread CPU time      busy time means something when ranks outnumber cores: who waits uses none
     cuda      an event on the      nothing has to wait for the GPU while the step runs; collectives inside an
               current stream       action count as busy, for they occupy the stream
 
-`ActionClock` watches the executor's actions, `BlockClock` the blocks of a model through hooks. Hooks cost time, so that
-the two are never used in one step. Left out: wall time, which needs no clock of its own.
+When an action ran is told by a moment of the wall clock beside it; on a GPU one event tells both. `ActionClock` watches
+the executor's actions, `BlockClock` the blocks of a model through hooks. Hooks cost time, so that the two are never
+used in one step; four readings of a clock an action cost a microsecond or so.
 """
 
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Self, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import torch
 from torch import nn
@@ -27,6 +28,21 @@ from parallel.transfers import Step
 Moment: TypeAlias = Any
 """Seconds of thread CPU time, or a CUDA event."""
 Span: TypeAlias = tuple[Moment, Moment]
+
+
+class Reading(NamedTuple):
+    """A moment of both clocks."""
+
+    busy: Moment
+    wall: Moment
+
+
+class Ran(NamedTuple):
+    """An action as it was run."""
+
+    action: Action
+    start: Reading
+    end: Reading
 
 
 class BusyClock:
@@ -43,8 +59,15 @@ class BusyClock:
         event.record()
         return event
 
+    def read(self) -> Reading:
+        """A moment of busy time, and one of wall time."""
+        if not self._on_gpu:
+            return Reading(time.thread_time(), time.perf_counter())
+        event = self.now()
+        return Reading(event, event)
+
     def seconds(self, span: Span) -> float:
-        """Busy seconds of a span; on a GPU its end must have passed, see `finish`."""
+        """Seconds of a span of one kind of moments; on a GPU its end must have passed, see `finish`."""
         start, end = span
         if not self._on_gpu:
             return max(0.0, float(end - start))
@@ -57,45 +80,58 @@ class BusyClock:
 
 
 class ActionClock:
-    """Observer that takes the time of forwards, backwards and of what follows them.
+    """Observer that takes the times of actions and of what follows them, from its making on.
 
     Attributes:
-        spans: of one step by stage and kind, in the order in which they ran; a split backward's halves are its two.
-        synchronised: of what follows the last action.
-        order: the actions of the step as they were run.
+        begun: when it was made.
+        ran: the actions of one step in the order in which they ran; a split backward's halves are two.
+        synchronised: what follows the last action, in busy time.
     """
 
     def __init__(self, clock: BusyClock) -> None:
         self._clock = clock
-        self.spans: dict[tuple[int, Kind], list[Span]] = defaultdict(list)
-        self.order: list[Action] = []
+        self.ran: list[Ran] = []
         self.synchronised: list[Span] = []
+        self.begun = clock.read()
 
     @contextlib.contextmanager
-    def _timed(self, spans: list[Span]) -> Iterator[None]:
+    def _running(self, action: Action) -> Iterator[None]:
+        start = self._clock.read()
+        yield
+        self.ran.append(Ran(action, start, self._clock.read()))
+
+    @contextlib.contextmanager
+    def synchronise(self) -> Iterator[None]:
         start = self._clock.now()
         yield
-        spans.append((start, self._clock.now()))
+        self.synchronised.append((start, self._clock.now()))
 
     def action(self, action: Step) -> contextlib.AbstractContextManager[None]:
-        if not isinstance(action, Action):
-            return contextlib.nullcontext()
-        self.order.append(action)
-        return self._timed(self.spans[action.stage, action.kind])
+        return self._running(action) if isinstance(action, Action) else contextlib.nullcontext()
 
-    def synchronise(self) -> contextlib.AbstractContextManager[None]:
-        return self._timed(self.synchronised)
+    @property
+    def order(self) -> tuple[Action, ...]:
+        return tuple(ran.action for ran in self.ran)
 
-    def seconds(self, spans: Iterable[Span]) -> float:
-        return sum(map(self._clock.seconds, spans))
+    def busy_seconds(self, ran: Ran) -> float:
+        """Of one action."""
+        return self._clock.seconds((ran.start.busy, ran.end.busy))
+
+    def wall_seconds(self, moment: Reading) -> float:
+        """Since the step began."""
+        return self._clock.seconds((self.begun.wall, moment.wall))
+
+    def synchronise_seconds(self) -> float:
+        """Busy seconds of what follows the last action."""
+        return sum(map(self._clock.seconds, self.synchronised))
 
     def by_stage(self, *kinds: Kind) -> dict[int, float]:
         """Busy seconds of some kinds of action, by stage."""
-        stages = sorted({stage for stage, _ in self.spans})
-        return {
-            stage: sum(self.seconds(self.spans[stage, kind]) for kind in kinds if (stage, kind) in self.spans)
-            for stage in stages
-        }
+        sums = dict.fromkeys(sorted({ran.action.stage for ran in self.ran}), 0.0)
+        for ran in self.ran:
+            if ran.action.kind in kinds:
+                sums[ran.action.stage] += self.busy_seconds(ran)
+        return sums
 
 
 def numbered_blocks(model: Model, config: ModelConfig) -> dict[int, nn.Module]:

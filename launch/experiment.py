@@ -8,6 +8,7 @@
                                   `models`, `data`, `ranks` narrow it (default: all), `illegal = "skip"` drops
                                   what a model forbids instead of recording it
     controls = ["<cell>", ...]    cells that are run twice, as a measure of noise
+    profile = "<file>"            measured costs that cuts and schedules read (`launch/profiles.py`)
 
 A cell is one model on one layout and one batch. Two rules keep cells few and honest: in a product, a combination that
 contradicts itself (sp with tp = 1) is no layout; and an option that cannot matter to a model is written as its default,
@@ -26,6 +27,7 @@ from typing import Any, Literal
 
 from launch.layout_tables import LayoutTable
 from launch.model_tables import Member, members
+from launch.profiles import ProfileFiles
 from launch.reading import Table, check_keys, check_name, check_type, read
 from launch.step_options import DTYPE_BYTES
 from models.config import ModelConfig
@@ -118,6 +120,8 @@ class Cell:
     is_control: bool = False
     refusal: str = ""
     """Why this cell cannot be run; empty when it can."""
+    measured_profile: Profile | None = None
+    """Of the profiles that the experiment names, the one of this step."""
 
     @property
     def model(self) -> ModelConfig:
@@ -128,16 +132,27 @@ class Cell:
         return self.layout.world_size
 
     @property
-    def profile(self) -> Profile | None:
-        """What blocks cost, counted in FLOPs, where the layout asks; None where it does not."""
+    def shape(self) -> StepShape:
+        """Of a data-parallel rank's step."""
         source_length, target_length = self.data.stream_lengths(self.model)
-        shape = StepShape(
+        return StepShape(
             num_sequences=max(1, self.data.sequences // self.layout.dp),
             source_length=source_length,
             target_length=target_length,
             dtype_bytes=DTYPE_BYTES[self.settings.dtype],
         )
-        return Profile.counted_for(self.model, self.layout, shape)
+
+    @property
+    def reads_seconds(self) -> bool:
+        """Whether its stages or its schedule depend on measured costs, where there are some."""
+        return self.layout.pp > 1 and (self.layout.cut == "times" or self.layout.schedule == "list")
+
+    @property
+    def profile(self) -> Profile | None:
+        """What blocks cost where the layout asks: measured, or counted in FLOPs; None where it does not."""
+        if self.reads_seconds and self.measured_profile is not None:
+            return self.measured_profile
+        return Profile.counted_for(self.model, self.layout, self.shape)
 
     @property
     def name(self) -> str:
@@ -159,6 +174,9 @@ class Cell:
             "is_control": self.is_control,
             "refusal": self.refusal,
         }
+        if self.reads_seconds and self.measured_profile is not None:
+            costs = dataclasses.asdict(self.measured_profile)
+            defining["profile"] = {name: cost for name, cost in costs.items() if name not in ("config", "machine")}
         return hashlib.sha256(json.dumps(defining, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -170,6 +188,7 @@ class Experiment:
     settings: Settings
     members: tuple[Member, ...]
     data: dict[str, DataSpec]
+    profiles: ProfileFiles
     cells: tuple[Cell, ...]
     """In the order of the file, all models of one layout next to each other: what is compared is timed in turns."""
 
@@ -179,8 +198,12 @@ class Experiment:
         return tuple(sorted({cell.world_size for cell in self.cells if not cell.refusal}))
 
 
-def load(path: Path) -> Experiment:
+def load(path: Path, *, reads_profiles: bool = True) -> Experiment:
     """Read an experiment.
+
+    Args:
+        path: of the file.
+        reads_profiles: without, no cell has a measured profile or is planned: for who is about to measure them.
 
     Raises:
         ValueError: no such file, no TOML, or any mistake in it, told in one line with the place in the file.
@@ -191,19 +214,20 @@ def load(path: Path) -> Experiment:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         raise ValueError(f"cannot read {path}: {reason}") from error
     try:
-        return resolve(tomllib.loads(text))
+        return resolve(tomllib.loads(text), path.parent, reads_profiles=reads_profiles)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def resolve(table: Table) -> Experiment:
-    """The experiment of a table as TOML gives it. Raises ValueError for any mistake."""
+def resolve(table: Table, folder: Path = Path(), *, reads_profiles: bool = True) -> Experiment:
+    """The experiment of a table as TOML gives it; profiles stand in a folder. Raises ValueError for any mistake."""
     setting_names = [field.name for field in dataclasses.fields(Settings)]
-    check_keys(table, ["name", *setting_names, "models", "data", "layouts", "controls"], "experiment")
+    check_keys(table, ["name", *setting_names, "models", "data", "layouts", "controls", "profile"], "experiment")
     missing = [key for key in ("name", "models", "data", "layouts") if key not in table]
     if missing:
         raise ValueError(f"experiment lacks {', '.join(missing)}")
-    for key, wanted in (("name", str), ("models", dict), ("data", dict), ("layouts", list), ("controls", list)):
+    kinds = (("name", str), ("models", dict), ("data", dict), ("layouts", list), ("controls", list), ("profile", str))
+    for key, wanted in kinds:
         check_type(table.get(key, wanted()), wanted, f"experiment: {key}")
     check_name(table["name"], "experiment: name")
     settings = read(Settings, {key: table[key] for key in setting_names if key in table}, "experiment")
@@ -217,8 +241,16 @@ def resolve(table: Table) -> Experiment:
     )
     tables = [LayoutTable.read(fields, f"layouts {index}") for index, fields in enumerate(table["layouts"], start=1)]
     _check_uses(tables, known, data)
-    cells = _with_controls(_cells(table["name"], tables, known, data, settings), table.get("controls", []))
-    return Experiment(name=table["name"], settings=settings, members=tuple(known.values()), data=data, cells=cells)
+    profiles = ProfileFiles(table.get("profile", ""), folder)
+    cells = _cells(table["name"], tables, known, data, settings, profiles if reads_profiles else None)
+    return Experiment(
+        name=table["name"],
+        settings=settings,
+        members=tuple(known.values()),
+        data=data,
+        profiles=profiles,
+        cells=_with_controls(cells, table.get("controls", [])),
+    )
 
 
 def _data_spec(name: str, fields: Any) -> DataSpec:
@@ -250,6 +282,7 @@ def _cells(
     known: dict[str, Member],
     data: dict[str, DataSpec],
     settings: Settings,
+    profiles: ProfileFiles | None,
 ) -> list[Cell]:
     found: dict[str, Cell] = {}
     for table in tables:
@@ -265,7 +298,7 @@ def _cells(
                         layout=effective(layout, member.config),
                         settings=settings,
                     )
-                    cell = dataclasses.replace(cell, refusal=_refusal(cell))
+                    cell = _resolved(cell, profiles)
                     if not (cell.refusal and table.illegal == "skip"):
                         found.setdefault(cell.name, cell)
     if not found:
@@ -285,12 +318,29 @@ def effective(layout: Layout, config: ModelConfig) -> Layout:
     return layout.replace(**changes)
 
 
+def _resolved(cell: Cell, profiles: ProfileFiles | None) -> Cell:
+    """The cell with its profile, or with why it cannot be run; without profiles it is not planned.
+
+    Raises ValueError for a profile that is another's.
+    """
+    refusal = _refusal(cell)
+    if profiles is not None and not refusal:
+        profile = profiles.fitting(cell.model, cell.data_name, cell.layout, cell.shape, needed=cell.reads_seconds)
+        cell = dataclasses.replace(cell, measured_profile=profile)
+        try:
+            plan(cell.model, cell.layout, cell.profile)
+        except ValueError as error:
+            refusal = str(error)
+    return dataclasses.replace(cell, refusal=refusal)
+
+
 def _refusal(cell: Cell) -> str:
+    """What the engine, the model or the batch forbids; empty where nothing does."""
     not_run = unsupported(ENGINE, cell.model, cell.layout)
     if not_run is not None:
         return not_run
     try:
-        plan(cell.model, cell.layout, cell.profile)
+        cell.layout.check_model(cell.model)
         cell.layout.check_sequences(cell.data.sequences)
         cell.data.check_model(cell.model)
     except ValueError as error:

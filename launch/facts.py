@@ -55,6 +55,7 @@ def report(run: Run, counted: Counted, steps: Sequence[TimedStep], block_steps: 
         step_seconds=[step.wall for step in steps],
         busy_seconds=[step.busy for step in steps],
         wait_seconds=[max(0.0, step.wall - step.busy) for step in steps],
+        pipeline_seconds=[step.actions[-1].end for step in steps],
     )
     shards = {name: (shard, tuple(weight.shape)) for name, (shard, weight) in engine.named_shards("weight").items()}
     return Report(

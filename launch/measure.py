@@ -4,7 +4,7 @@
     counting     one step under the recorder, counted bytes and operators                  no clock runs
     blocks       steps under module hooks, one clock reading before and after each block   not timed as steps
     warm-up      steps that are timed apart
-    timed        steps with two clock readings an action and nothing else
+    timed        steps with a reading of both clocks at the ends of each action and nothing else
 
 All passes are steps of the same engine on the same batch. Who calls them in which order, so that cells take turns, is
 `launch/worker.py`; what becomes of the numbers, `launch/facts.py`.
@@ -32,6 +32,7 @@ from parallel.meter import Meter
 from parallel.operators import Operator
 from parallel.plans import plan
 from parallel.recorder import Recorder
+from parallel.schedule import Action
 from parallel.sequence import deal
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
@@ -55,9 +56,23 @@ class Counted:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TimedAction:
+    """One action of one step on one rank: seconds since the step began there, and how many of them it was busy."""
+
+    action: Action
+    start: float
+    end: float
+    busy: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TimedStep:
     """Seconds of one step on one rank."""
 
+    begun: float
+    """By a clock that all processes of a host share."""
+    actions: tuple[TimedAction, ...]
+    """In the order in which they ran."""
     wall: float
     forward: dict[int, float]
     """By stage."""
@@ -162,19 +177,29 @@ class Run:
     def time_step(self) -> TimedStep:
         """One step with a clock on every action; all ranks begin together."""
         self.comm.ledger.clear()
-        observer = ActionClock(self._clock)
         self.comm.barrier()
         self._clock.finish()
         start = time.perf_counter()
+        observer = ActionClock(self._clock)
         self.engine.step(self.share, observer=observer)
         self._clock.finish()
         wall = time.perf_counter() - start
-        assert tuple(observer.order) == self.plan.table[self.comm.coordinate.pp], "actions ran in another order"
+        assert observer.order == self.plan.table[self.comm.coordinate.pp], "actions ran in another order"
         forward = observer.by_stage("forward")
         backward = observer.by_stage("backward", "backward_input", "backward_weight")
         return TimedStep(
+            begun=start,
+            actions=tuple(
+                TimedAction(
+                    action=ran.action,
+                    start=observer.wall_seconds(ran.start),
+                    end=observer.wall_seconds(ran.end),
+                    busy=observer.busy_seconds(ran),
+                )
+                for ran in observer.ran
+            ),
             wall=wall,
             forward=forward,
             backward=backward,
-            busy=sum(forward.values()) + sum(backward.values()) + observer.seconds(observer.synchronised),
+            busy=sum(forward.values()) + sum(backward.values()) + observer.synchronise_seconds(),
         )

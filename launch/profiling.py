@@ -1,14 +1,17 @@
 """What does each piece of a model cost on this machine? `twinshard profile`, whose file cuts and schedules read."""
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from launch.profiles import wanted
 from launch.sheets import Cell, Format, Sheet, format_option, show
 from launch.step_options import Step, counted_model
 from parallel.grain import grain
@@ -26,7 +29,7 @@ _MESSAGE_SECONDS = 120.0
 
 
 @click.command("profile")
-@click.argument("model")
+@click.argument("model", metavar="MODEL|EXPERIMENT")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the profile to this TOML file.")
 @click.option("--flops", "counts", is_flag=True, help="Count FLOPs in closed form; measure nothing.")
 @click.option("--microbatch", default=1, show_default=True, help="Sequences of a microbatch.")
@@ -52,11 +55,13 @@ _MESSAGE_SECONDS = 120.0
 def profile_command(*, model: str, out: Path | None, counts: bool, sends: bool, form: Format, **chosen: Any) -> int:
     """Measure what the pieces of MODEL cost on this machine: embeddings, an encoder and a decoder block, the head.
 
-    MODEL is a name that `twinshard models` lists, or a config.json of Hugging Face. Of each piece the forward and both
-    halves of the backward of one microbatch (gradients of its input, then of its weights) are told in busy seconds:
-    medians of CPU time of the thread, or of a GPU's events. A whole backward is faster than two halves of a small model
-    and slower on a large head: --split measures what split schedules run. The file is what a cut by times reads. With
-    --flops the same costs are counted, and nothing is measured.
+    MODEL is a name that `twinshard models` lists, or a config.json of Hugging Face. Of an EXPERIMENT (a .toml file) all
+    profiles that it names are measured, a message between two ranks too, and written where it reads them.
+
+    Of each piece the forward and both halves of the backward of one microbatch (gradients of its input, then of its
+    weights) are told in busy seconds: medians of CPU time of the thread, or of a GPU's events. A whole backward is
+    faster than two halves of a small model and slower on a large head: --split measures what split schedules run. The
+    file is what a cut by times reads. With --flops the same costs are counted, and nothing is measured.
 
     \b
     Examples:
@@ -64,10 +69,13 @@ def profile_command(*, model: str, out: Path | None, counts: bool, sends: bool, 
       twinshard profile t5-small --message --repeats 30 --out t5-small.toml
       twinshard profile t5-11b --tp 8 --dtype bfloat16 --recompute full
       twinshard profile t5-11b --tp 8 --flops --format csv
+      twinshard profile launch/experiments/pipelines.toml
     """  # noqa: D301 - click reads the character
     _check_file(out)
-    config, notes = counted_model(model)
     measuring = {name: chosen.pop(name) for name in ("repeats", "warmup", "backend", "is_split")}
+    if model.endswith(".toml"):
+        return _measure_all(Path(model), form, measuring)
+    config, notes = counted_model(model)
     layout = Layout(tp=chosen["tp"], recompute=chosen["recompute"], attention=chosen["attention"])
     layout.check_model(config)
     step = Step(
@@ -91,6 +99,42 @@ def profile_command(*, model: str, out: Path | None, counts: bool, sends: bool, 
         notes += (f"written to {out}",)
     _show(profile, spreads, notes, form)
     return 0
+
+
+def _measure_all(file: Path, form: Format, measuring: dict[str, Any]) -> int:
+    """Measures and writes every profile that an experiment names."""
+    given = click.get_current_context()
+    own = [*_DECIDED, "sends", "counts", "out"]
+    wrong = [name for name in own if given.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if wrong:
+        raise ValueError(f"{file} decides what is measured: leave --{_WORDS.get(wrong[0], wrong[0]).replace('_', '-')}")
+    # Engines, and so torch, are loaded with it.
+    from launch.experiment import load  # noqa: PLC0415
+
+    study = load(file, reads_profiles=False)
+    rows: list[dict[str, Cell]] = []
+    for path, counted in wanted(study.cells, study.profiles).items():
+        profile, spreads = _measured(counted, study.settings.dtype, sends=not rows, **measuring)
+        if rows:
+            latency, per_byte = (float(str(rows[0][name])) for name in ("transfer_cost", "byte_cost"))
+            profile = dataclasses.replace(profile, transfer_cost=latency, byte_cost=per_byte)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(profile, path)
+        own_row: dict[str, Cell] = {"file": str(path), "model": profile.config.name}
+        own_row |= {name: getattr(profile, name) for name in ("source_length", "target_length", "num_sequences")}
+        own_row |= {"model_seconds": profile.model.total, "spread": max(spreads.values())}
+        rows.append(own_row | {"transfer_cost": profile.transfer_cost, "byte_cost": profile.byte_cost})
+    sheet = Sheet(
+        title=f"profiles of {study.name}",
+        headings=tuple(name.replace("_", " ") for name in rows[0]),
+        rows=[list(row.values()) for row in rows],
+    )
+    show(form, sheets=[sheet], columns=list(rows[0]), rows=rows, document={"experiment": study.name, "profiles": rows})
+    return 0
+
+
+_DECIDED = ("microbatch", "source_length", "target_length", "dtype", "tp", "recompute", "attention")
+_WORDS = {"sends": "message", "counts": "flops"}
 
 
 def _check_file(out: Path | None) -> None:

@@ -52,7 +52,8 @@ def read_record(output: Path, cell: Cell) -> Record | None:
 def is_measured(output: Path, cell: Cell, *, fingerprint: str, backend: str) -> bool:
     """Whether a cell has a good record of just this cell, so that it need not be run again."""
     record = read_record(output, cell)
-    if record is None or record.fingerprint != fingerprint:
+    # A record of an older version lacks what this one tells.
+    if record is None or record.fingerprint != fingerprint or record.schema_version != SCHEMA_VERSION:
         return False
     return record.status == "unsupported" if cell.refusal else record.status == "ok" and record.backend == backend
 
@@ -70,10 +71,14 @@ def make_record(cell: Cell, *, fingerprint: str, status: Status, reason: str = "
         "gradient_norm": None,
         "warmup_seconds": [],
         "step_seconds": [],
+        "typical_step": -1,
         "plan": [],
         "ranks": [],
         "stages": [],
         "blocks": [],
+        "actions": [],
+        "spans": [],
+        "profile": None,
         "communication": [],
         "edges": [],
         "operators": [],

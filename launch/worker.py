@@ -39,6 +39,7 @@ from launch.parity import Parity
 from launch.progress import Place
 from launch.record import make_record, write_record
 from launch.sides import Expected, disagreements, expect, figure_facts
+from launch.spans import action_facts, profile_facts, span_facts, typical_step
 from parallel.comm import Groups
 from results.schema import FigureFacts, ParityFacts, Record
 
@@ -163,6 +164,8 @@ class Worker:
 
     def _record(self, trial: Trial, reports: list[Report], warmup: list[list[float]]) -> Record:
         cell, plan = trial.run.cell, trial.run.plan
+        step_seconds = _slowest([one.facts.step_seconds for one in reports])
+        typical = typical_step(step_seconds)
         return make_record(
             cell,
             fingerprint=self._batches.fingerprint(cell),
@@ -176,11 +179,15 @@ class Worker:
             loss=trial.counted.step.loss,
             gradient_norm=trial.counted.step.gradient_norm,
             warmup_seconds=_slowest(warmup),
-            step_seconds=_slowest([one.facts.step_seconds for one in reports]),
+            step_seconds=step_seconds,
+            typical_step=typical,
             plan=plan_facts(plan),
             ranks=[one.facts for one in reports],
             stages=stage_facts(plan, reports),
             blocks=block_facts(plan, reports),
+            actions=action_facts(reports),
+            spans=span_facts(reports, typical, is_one_host=self._here.local_world_size == self._here.world_size),
+            profile=profile_facts(cell.measured_profile, plan),
             communication=communication_facts(reports),
             edges=edge_facts(reports),
             operators=operator_facts(reports),

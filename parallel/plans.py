@@ -4,6 +4,7 @@ Everything that tells the architectures apart under tensor and sequence parallel
 carries a plan out never asks which architecture it has. Read the three builders at the end first.
 """
 
+import functools
 from collections.abc import Sequence
 
 from models.config import ModelConfig
@@ -16,7 +17,7 @@ from parallel.plan import Builder, Entering, Entry, Leaving, Part, Plan, StreamN
 from parallel.profile import Profile
 from parallel.schedule import Table
 from parallel.schedules import BUILDERS
-from parallel.simulate import StageSeconds
+from parallel.stage_costs import message_seconds, stage_seconds
 from parallel.transfers import check
 
 
@@ -55,14 +56,21 @@ def table(config: ModelConfig, layout: Layout, cut: Sequence[Stage], profile: Pr
             "schedule = 'list' orders actions by what stages cost, and there is no profile that tells it: "
             "run and account count one from their lengths; here name another schedule"
         )
-    works = [profile.stage(stage) for stage in cut]
-    seconds = StageSeconds(
-        forward=tuple(work.forward for work in works),
-        backward_input=tuple(work.backward_input for work in works),
-        backward_weight=tuple(work.backward_weight for work in works),
-    )
+    return _listed(config, layout, tuple(cut), profile)
+
+
+@functools.lru_cache(maxsize=256)
+def _listed(config: ModelConfig, layout: Layout, cut: tuple[Stage, ...], profile: Profile) -> Table:
+    """A search of seconds, whose answer is asked for again and again while a cell is proved, traced and run."""
+    ranks = stage_ranks(layout.placement, layout.pp, layout.chunks)
     links = edges(config, cut, layout.transport)
-    listed = list_schedule(ranks, layout.microbatches, seconds, edges=links)
+    listed = list_schedule(
+        ranks,
+        layout.microbatches,
+        stage_seconds(profile, cut),
+        edges=links,
+        transfer_seconds=message_seconds(profile),
+    )
     check(listed, layout.microbatches, links)
     return listed
 

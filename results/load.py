@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from models.config import ModelConfig
 from parallel.layouts import Layout
+from parallel.schedule import Action
 from results.schema import Record
 
 
@@ -94,6 +95,7 @@ def read_record(path: Path) -> Record:
         raise ValueError(f"a list or object of the record is none: {error}") from error
     _check_types(record, type(record), "record")
     _check_samples(record)
+    _check_spans(record)
     _check_data(record)
     _check_configuration(record)
     return record
@@ -179,17 +181,37 @@ def _check_samples(record: Record) -> None:
     lists.append(("step_seconds", record.step_seconds))
     per_step: list[tuple[str, list[float]]] = []
     for rank in record.ranks:
-        per_step += _samples(f"rank {rank.rank}", rank, ("step_seconds", "busy_seconds", "wait_seconds"))
+        per_step += _samples(
+            f"rank {rank.rank}", rank, ("step_seconds", "busy_seconds", "wait_seconds", "pipeline_seconds")
+        )
     for stage in record.stages:
         per_step += _samples(f"stage {stage.stage}", stage, ("forward_busy_seconds", "backward_busy_seconds"))
     for block in record.blocks:
         per_step += _samples(f"block {block.block}", block, ("forward_busy_seconds", "backward_busy_seconds"))
+    for action in record.actions:
+        where = f"{action.kind} of stage {action.stage} on rank {action.rank}"
+        per_step += _samples(where, action, ("busy_seconds", "wall_seconds"))
     for where, samples in per_step:
         if len(samples) not in (0, num_steps):
             raise ValueError(f"{where} has {len(samples)} samples, but {num_steps} steps were timed")
     for where, samples in (*lists, *per_step):
         if not all(math.isfinite(sample) and sample >= 0 for sample in samples):
             raise ValueError(f"{where} holds a sample that is no time")
+
+
+def _check_spans(record: Record) -> None:
+    """Every rank's spans are actions, one after the other, of one of the timed steps."""
+    if record.spans and not 0 <= record.typical_step < len(record.step_seconds):
+        raise ValueError(f"spans of step {record.typical_step}, but {len(record.step_seconds)} steps were timed")
+    ends: dict[int, float] = {}
+    for span in record.spans:
+        Action.parse(span.action)
+        times = (ends.get(span.rank, 0.0), span.start_seconds, span.end_seconds)
+        if not (all(map(math.isfinite, (*times, span.busy_seconds))) and list(times) == sorted(times)):
+            raise ValueError(
+                f"rank {span.rank} ran {span.action} from {times[1]} to {times[2]} seconds, after an end at {times[0]}"
+            )
+        ends[span.rank] = span.end_seconds
 
 
 def _samples(where: str, row: Any, names: tuple[str, ...]) -> list[tuple[str, list[float]]]:

@@ -3,13 +3,16 @@
 A record is one JSON file for one run of one cell. It holds facts and raw samples; medians, ratios and verdicts are
 derived by readers and stored nowhere. A run that failed, was refused or ran out of memory is a record too, with a
 status and a reason. Units stand in the names; a table's column has its field's name.
+
+    version 1    no spans, actions or profile; `Record.from_dict` reads it all the same and leaves them empty
+    version 2    when each action of a typical step ran, what actions cost, and what a profile said that they would
 """
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Status = Literal["ok", "failed", "unsupported", "skipped", "out_of_memory"]
 
@@ -83,6 +86,8 @@ class RankFacts:
     step_seconds: list[float]
     busy_seconds: list[float]
     wait_seconds: list[float]
+    pipeline_seconds: list[float]
+    """From the beginning of the step to the end of the rank's last action."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +109,47 @@ class StageFacts:
     """Largest of its ranks."""
     forward_busy_seconds: list[float]
     backward_busy_seconds: list[float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ActionFacts:
+    """One kind of action of one stage on one rank: means over the microbatches, one entry a timed step."""
+
+    rank: int
+    stage: int
+    kind: str
+    busy_seconds: list[float]
+    wall_seconds: list[float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SpanFacts:
+    """When one action of the typical step ran. A rank's spans stand in the order in which it ran them.
+
+    Seconds since the step began: on one host by its one clock, on several by that of each rank since the barrier at
+    which the ranks began together.
+    """
+
+    rank: int
+    action: str
+    """`2F0`: stage, kind, microbatch (`parallel/schedule.py`)."""
+    start_seconds: float
+    end_seconds: float
+    busy_seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ProfileFacts:
+    """What a profile of the model's pieces, measured apart from the run, says of the stages: one entry a stage."""
+
+    forward_seconds: list[float]
+    backward_input_seconds: list[float]
+    backward_weight_seconds: list[float]
+    latency_seconds: float
+    """Of a message; 0 where it was not measured."""
+    seconds_per_byte: float
+    machine: dict[str, Any]
+    """Where and how it was measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,10 +279,16 @@ class Record:
     gradient_norm: float | None
     warmup_seconds: list[float]
     step_seconds: list[float]
+    typical_step: int
+    """Index of the timed step of median length, whose spans are told; -1 where there is none."""
     plan: list[PlanFacts]
     ranks: list[RankFacts]
     stages: list[StageFacts]
     blocks: list[BlockFacts]
+    actions: list[ActionFacts]
+    spans: list[SpanFacts]
+    profile: ProfileFacts | None
+    """None where the experiment names no profile of the model on this layout."""
     communication: list[CommunicationFacts]
     edges: list[EdgeFacts]
     operators: list[OperatorFacts]
@@ -250,11 +302,11 @@ class Record:
     def from_dict(cls, fields: Mapping[str, Any]) -> "Record":
         """Reads a record. Raises ValueError for another version, an unknown status, unknown or missing keys."""
         version = fields.get("schema_version")
-        if version != SCHEMA_VERSION:
-            raise ValueError(f"schema_version {version} of a record; this reader knows {SCHEMA_VERSION}")
+        if version not in (1, SCHEMA_VERSION):
+            raise ValueError(f"schema_version {version} of a record; this reader knows 1 and {SCHEMA_VERSION}")
         if fields.get("status") not in get_args(Status):
             raise ValueError(f"status {fields.get('status')!r} of a record; known are {', '.join(get_args(Status))}")
-        values = dict(_exact(cls, fields))
+        values = dict(_exact(cls, _from_first(fields) if version == 1 else fields))
         for key, row in _ROWS.items():
             values[key] = [row(**_exact(row, entry)) for entry in values[key]]
         for key, part in _PARTS.items():
@@ -268,12 +320,28 @@ _ROWS: dict[str, type] = {
     "ranks": RankFacts,
     "stages": StageFacts,
     "blocks": BlockFacts,
+    "actions": ActionFacts,
+    "spans": SpanFacts,
     "communication": CommunicationFacts,
     "edges": EdgeFacts,
     "operators": OperatorFacts,
     "figures": FigureFacts,
 }
-_PARTS: dict[str, type] = {"data": DataFacts, "parity": ParityFacts, "provenance": Provenance}
+_PARTS: dict[str, type] = {
+    "data": DataFacts,
+    "parity": ParityFacts,
+    "profile": ProfileFacts,
+    "provenance": Provenance,
+}
+
+
+def _from_first(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A record of version 1 in the words of this one, which stays known by its version."""
+    new: dict[str, Any] = {"typical_step": -1, "actions": [], "spans": [], "profile": None}
+    ranks = fields.get("ranks")
+    if isinstance(ranks, list) and all(isinstance(rank, dict) for rank in ranks):
+        new["ranks"] = [{"pipeline_seconds": [], **rank} for rank in ranks]
+    return {**fields, **new}
 
 
 def _exact(cls: type, fields: Mapping[str, Any]) -> Mapping[str, Any]:

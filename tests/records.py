@@ -31,6 +31,7 @@ from results.schema import (
 from results.tables import Tables, build
 from tests.synthetic_events import communication, edges
 from tests.synthetic_facts import NUM_SEQUENCES, Steps, blocks, busy, ranks, stages
+from tests.synthetic_spans import actions, spans
 
 SOURCE_LENGTH, TARGET_LENGTH = 24, 12
 
@@ -55,6 +56,7 @@ def record(
     steps = Steps(noise=noise, seed=f"{sample_seed} {config.name} {layout.label}")
     staged = stages(partition, (source, target), steps)
     step_seconds = steps.samples(1.2 * max(busy(stage) for stage in staged))
+    typical = sorted(range(len(step_seconds)), key=lambda index: step_seconds[index])[(len(step_seconds) - 1) // 2]
     cell = f"{config.name} {layout.label}"
     fields: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -91,10 +93,14 @@ def record(
         "gradient_norm": 1.25,
         "warmup_seconds": [0.5],
         "step_seconds": step_seconds,
+        "typical_step": typical,
         "plan": list(_plan(partition)),
         "ranks": ranks(partition, staged, step_seconds, (source, target)),
         "stages": staged,
         "blocks": blocks(partition, (source, target), steps),
+        "actions": actions(partition, staged),
+        "spans": spans(partition, staged, typical),
+        "profile": None,
         "communication": list(communication(partition, (source, target))),
         "edges": list(edges(partition, (source, target))),
         "operators": [OperatorFacts(operator="aten.mm", shapes="[32, 32] [32, 64]", phase="forward", count=4)],
@@ -134,10 +140,13 @@ def unsuccessful(status: Status, reason: str, layout: Layout, config: ModelConfi
         gradient_norm=None,
         warmup_seconds=[],
         step_seconds=[],
+        typical_step=-1,
         plan=[],
         ranks=[],
         stages=[],
         blocks=[],
+        actions=[],
+        spans=[],
         communication=[],
         edges=[],
         operators=[],

@@ -6,6 +6,7 @@ from models.costs import block_costs
 from parallel.plan import Plan
 from results.predicted import Work
 from results.schema import BlockFacts, RankFacts, StageFacts
+from tests.synthetic_spans import pipeline_seconds
 
 NUM_SEQUENCES = 8
 NUM_STEPS = 9
@@ -89,6 +90,7 @@ def ranks(
                 step_seconds=step_seconds,
                 busy_seconds=busy_seconds,
                 wait_seconds=[max(0.0, step - own) for step, own in zip(step_seconds, busy_seconds, strict=True)],
+                pipeline_seconds=pipeline_seconds(partition, stages, at.pp),
             )
         )
     return rows
