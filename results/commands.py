@@ -77,22 +77,25 @@ def compare_command(a: str, b: str, records: Path, output: Path) -> None:
 @click.command("report")
 @click.argument("records", type=click.Path(path_type=Path), default=RECORDS)
 @click.argument("output", type=click.Path(path_type=Path), default=RESULTS)
-def report_command(records: Path, output: Path) -> None:
+@click.option("--timeline", "timelines", metavar="CELL", multiple=True, help="Draw this pipeline too.")
+def report_command(records: Path, output: Path, timelines: tuple[str, ...]) -> None:
     """Write tables, pictures and a verdict on every claim from the folder RECORDS into the folder OUTPUT.
 
     RECORDS is results/records and OUTPUT is results unless given. The report is OUTPUT/report.md; every number in it
-    stands in a table under OUTPUT/tables. Files that are no records are listed in it with the reason.
+    stands in a table under OUTPUT/tables. Files that are no records are listed in it with the reason. Of pipelines, the
+    cells that the simulator meets as well as most and worst are drawn, measured above simulated, and those named.
 
     \b
     Examples:
       twinshard report
       twinshard report results/reference/records build
+      twinshard report --timeline pair.text.tp1-pp4_even-dp1-m4-1f1b-per_stage
     """  # noqa: D301 - click reads the character
     with _mistakes(), _progress() as step:
         step("loading libraries")
         from results.report import report
 
-        written = report(records, output, on_step=step)
+        written = report(records, output, on_step=step, timelines=timelines)
     refused = f", {written.num_refused} files refused" if written.num_refused else ""
     click.echo(f"{written.path}: {written.num_records} records{refused}")
     for verdict in written.verdicts:

@@ -1,6 +1,6 @@
 """What did the study find? One Markdown file with tables, pictures and a verdict on every claim, made from records.
 
-    report.md     question, verdicts, what ran, twins side by side, stage balance, bytes, padding, what failed, evidence
+    report.md     question, verdicts, what ran, twins, balance, pipelines, bytes, padding, what failed, evidence
     tables/       every table, and `verdicts.csv` and `evidence.csv`; each number of the report stands in one of them
     pictures/     what the report shows
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from results import markdown, sections, tables
+from results import markdown, pipeline_pictures, pipeline_sections, sections, tables
 from results.claims import judge_all
 from results.claims.verdict import ARTICLES, Evidence, Verdict
 from results.files import write_table, write_text
@@ -38,13 +38,16 @@ class Written:
     num_refused: int
 
 
-def report(records: Path, output: Path, on_step: Callable[[str], None] = lambda _: None) -> Written:
+def report(
+    records: Path, output: Path, on_step: Callable[[str], None] = lambda _: None, timelines: Sequence[str] = ()
+) -> Written:
     """Read the records of a folder and write report, tables and pictures into another.
 
-    `on_step` is called with the name of each step before it begins, for a display of progress.
+    `on_step` is called with the name of each step before it begins, for a display of progress. `timelines` are cells
+    that are drawn besides those that the report chooses.
 
     Raises:
-        ValueError: no such folder, or no record in it.
+        ValueError: no such folder, no record in it, or a timeline of no measured pipeline.
     """
     on_step("reading records")
     loaded = load_records(records)
@@ -66,6 +69,8 @@ def report(records: Path, output: Path, on_step: Callable[[str], None] = lambda 
         kind: {name: path.relative_to(output).as_posix() for name, path in paths.items()}
         for kind, paths in draw_all(told, output / "pictures").items()
     }
+    drawn = pipeline_pictures.draw(loaded.records, told.pipelines, output / "pictures", timelines)
+    pictures["timelines"] = {caption: path.relative_to(output).as_posix() for caption, path in drawn.items()}
     on_step("writing the report")
     path = output / "report.md"
     write_text(path, text(loaded, told, verdicts, pictures, output))
@@ -112,6 +117,8 @@ def text(
         *sections.what_ran(loaded.records),
         *sections.twins(told, pictures["twins"]),
         *sections.stage_balance(told, pictures["stages"]),
+        *pipeline_sections.simulated_against_measured(told, pictures["timelines"]),
+        *pipeline_sections.gains(told),
         *sections.bytes_by_part(told, pictures["bytes"]),
         *sections.padding(told, pictures["padding"]),
         *sections.unsuccessful(told),

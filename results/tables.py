@@ -6,6 +6,9 @@
     communication.csv   one row a rank, operation, axis, site, stream and phase, of one step
     plan.csv            one row a module the layout changes     operators.csv one row an operator and its shapes
     figures.csv         one row a rank and quantity: predicted, traced and measured side by side
+    actions.csv         one row a rank, stage and kind of action: what one took
+    pipelines.csv       one row a pipeline's run: simulated against measured (`results/pipelines.py`)
+    improvements.csv    one row a pipeline, baseline and quantity: ratios (`results/improvements.py`)
     predicted.csv       one row a point of the closed forms (`results/predicted.py`), which no record stands behind
     counts.csv, caches.csv, lengths.csv, structure.csv    of named models (`results/model_counts.py`), likewise
     fits.csv            one row a model, device and way to divide it (`results/smallest.py`), likewise
@@ -23,10 +26,11 @@ from typing import Any
 
 import pandas as pd
 
-from results import model_counts, predicted, smallest
+from results import improvements, model_counts, pipelines, predicted, smallest
 from results.files import write_table
 from results.runs import IDENTITY, Row, identity, run_row, to_text
 from results.schema import (
+    ActionFacts,
     BlockFacts,
     EdgeFacts,
     FigureFacts,
@@ -52,6 +56,9 @@ class Tables:
     plan: pd.DataFrame
     operators: pd.DataFrame
     figures: pd.DataFrame
+    actions: pd.DataFrame
+    pipelines: pd.DataFrame
+    improvements: pd.DataFrame
     predicted: pd.DataFrame
     counts: pd.DataFrame
     caches: pd.DataFrame
@@ -76,8 +83,8 @@ CLOSED_FORMS: dict[str, Callable[[], pd.DataFrame]] = {
 }
 """Tables that are the same for every study, and how each is made."""
 
-RECORDED = tuple(name for name in TABLE_NAMES if name not in CLOSED_FORMS)
-"""Tables that stand on records."""
+RECORDED = tuple(name for name in TABLE_NAMES if name not in (*CLOSED_FORMS, "improvements"))
+"""Tables that stand on records, row by row; `improvements` stands on two of them."""
 
 _RENAMED = {"dp": "dp_coordinate", "pp": "pp_coordinate", "tp": "tp_coordinate"}
 """A rank's coordinates, which the degrees of the layout would otherwise hide."""
@@ -101,13 +108,14 @@ def build(records: Iterable[Record], on_record: Callable[[], None] = lambda: Non
     if not rows["runs"]:
         raise ValueError("no records: tables are made of at least one")
     recorded = {name: _frame(name, told) for name, told in rows.items()}
-    return without_records().replace(**recorded)
+    compared = improvements.build(recorded["pipelines"], recorded["runs"])
+    return without_records().replace(**recorded, improvements=compared)
 
 
 def without_records() -> Tables:
     """The tables that are the same for every study; those that stand on records are empty."""
     closed = {name: make_one() for name, make_one in CLOSED_FORMS.items()}
-    return Tables(**dict.fromkeys(RECORDED, pd.DataFrame()), **closed)
+    return Tables(**dict.fromkeys((*RECORDED, "improvements"), pd.DataFrame()), **closed)
 
 
 def make(name: str, records: Iterable[Record]) -> pd.DataFrame:
@@ -126,6 +134,8 @@ def write(tables: Tables, folder: Path) -> tuple[Path, ...]:
 def _rows(name: str, record: Record) -> list[Row]:
     if name == "runs":
         return [run_row(record)]
+    if name == "pipelines":
+        return pipelines.rows(record)
     named = identity(record)
     if name == "communication":
         return [named | row for row in _communication(record)]
@@ -177,6 +187,8 @@ def _columns(name: str) -> tuple[str, ...]:
     """Columns of a table without rows."""
     if name == "communication":
         return (*IDENTITY, *_COMMUNICATION_KEY, *_COMMUNICATION_PLACE, *_COMMUNICATION_SUMS)
+    if name == "pipelines":
+        return (*IDENTITY, *pipelines.COLUMNS)
     columns: list[str] = list(IDENTITY)
     for field in dataclasses.fields(_FACTS[name]):
         column = _RENAMED.get(field.name, field.name)
@@ -192,4 +204,5 @@ _FACTS: dict[str, type] = {
     "plan": PlanFacts,
     "operators": OperatorFacts,
     "figures": FigureFacts,
+    "actions": ActionFacts,
 }

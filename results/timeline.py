@@ -109,7 +109,9 @@ def draw(
         axis.set_title(_told(label, timeline, scale, unit), fontsize=9, loc="left")
     for axis, label in zip(axes[len(timelines) :], shown, strict=True):
         _bytes(axis, held[label], scale, longest, capacity_bytes)
-        axis.set_title(f"{label}: bytes held, dark for the first rank, light for the last", fontsize=9, loc="left")
+        axis.set_title(
+            f"{label}: bytes held by closed form, dark for the first rank, light for the last", fontsize=9, loc="left"
+        )
     axes[-1].set_xlabel(f"time, {unit}", fontsize=9)
     axes[-1].set_xlim(0, longest * scale)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
