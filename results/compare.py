@@ -109,7 +109,11 @@ QUANTITIES = {
     ),
     "edges": Quantities(marker="edge", row=("edge", "tensor"), exact=("count", "payload_bytes")),
     "operators": Quantities(marker="operator", row=("operator", "shapes", "phase"), exact=("count",)),
-    "figures": Quantities(marker="quantity", row=("rank", "quantity"), exact=("predicted", "traced", "measured")),
+    "figures": Quantities(marker="traced", row=("rank", "quantity"), exact=("predicted", "traced", "measured")),
+    "actions": Quantities(marker="wall_seconds", row=("rank", "stage", "kind"), times=("busy_seconds", "wall_seconds")),
+    "pipelines": Quantities(
+        marker="over_ideal", row=(), times=("measured_seconds", "played_seconds", "busiest_rank_seconds")
+    ),
 }
 assert set(QUANTITIES) == set(RECORDED) - {"plan"}, "every table with numbers is compared"
 

@@ -190,4 +190,5 @@ def _told(interval: Interval) -> str:
 
 
 def _percent(share: Any) -> str | None:
-    return None if pd.isna(share) else f"{share:.1%}"
+    # Without the sign of a zero.
+    return None if pd.isna(share) else f"{round(share, 3) + 0.0:.1%}"

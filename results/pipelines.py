@@ -146,7 +146,8 @@ def telling(pipelines: pd.DataFrame) -> dict[str, "pd.Series[Any]"]:
         trusted = group[~group["oversubscribed"].astype(bool)]
         column = "simulated_error" if len(trusted) else "profiled_busy_error"
         told = (trusted if len(trusted) else group).dropna(subset=[column])
-        order = told[column].astype(float).abs().sort_values(kind="stable").index
+        # What differs by the rounding of sums alone is equal.
+        order = told[column].astype(float).abs().round(6).sort_values(kind="stable").index
         if len(order):
             words = f"{pp} ranks, {machine}" if has_several else f"{pp} ranks"
             found[f"median error, {words}"] = told.loc[order[(len(order) - 1) // 2]]

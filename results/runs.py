@@ -15,9 +15,11 @@ import pandas as pd
 
 from parallel.layouts import Layout
 from parallel.placement import stage_ranks
+from parallel.schedule import Table
 from parallel.schedules import BUILDERS
 from results.balance import imbalance, padding_waste, rank_bubbles, wall_bubbles
 from results.intervals import Interval, Samples, median
+from results.measured_steps import MeasuredStep, is_pipeline
 from results.schema import DataFacts, Record
 
 Row = dict[str, Any]
@@ -220,18 +222,24 @@ def _bubble(record: Record) -> list[float]:
     if not forward or record.status != "ok":
         return []
     layout = Layout.from_dict(record.layout)
-    if layout.schedule not in BUILDERS:
-        # A list schedule depends on costs that the record does not hold.
+    if not is_pipeline(record) and layout.schedule not in BUILDERS:
+        # Without spans nothing tells the order of a list schedule, which was made from costs.
         return []
     forward_of_one, backward_of_one = (
         np.asarray(forward) / layout.microbatches,
         np.asarray(backward) / layout.microbatches,
     )
-    ranks_of_stages = stage_ranks(layout.placement, layout.pp, layout.chunks)
-    table = BUILDERS[layout.schedule](ranks_of_stages, layout.microbatches)
+    table = _table(record, layout)
     played = rank_bubbles(table, forward_of_one, backward_of_one)
     means: list[float] = played.mean(axis=0).tolist()
     return means
+
+
+def _table(record: Record, layout: Layout) -> Table:
+    """As it was executed, or by the name of the schedule."""
+    if is_pipeline(record):
+        return MeasuredStep(record).table
+    return BUILDERS[layout.schedule](stage_ranks(layout.placement, layout.pp, layout.chunks), layout.microbatches)
 
 
 def _bytes(record: Record) -> Row:

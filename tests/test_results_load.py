@@ -74,7 +74,7 @@ def test_a_record_cut_off_anywhere_is_refused(folder: Path, share: float) -> Non
         (changed(schema_version=99), "schema_version 99 of a record"),
         (changed(status="perhaps"), "status 'perhaps' of a record"),
         (changed(surplus=1), "unknown keys surplus, missing keys none"),
-        (json.dumps({"schema_version": 1, "status": "ok"}), "missing keys backend, blocks"),
+        (json.dumps({"schema_version": 2, "status": "ok"}), "missing keys actions, backend, blocks"),
         (changed(ranks=None), "a list or object of the record is none"),
         (changed(ranks=[7]), "a list or object of the record is none"),
         (changed(seed="one"), "record.seed must be int, not 'one'"),
@@ -96,6 +96,41 @@ def test_what_is_no_record_is_refused_with_its_reason(folder: Path, text: str, r
     (told,) = refused(folder)
     assert reason in told
     assert "\n" not in told
+
+
+def test_a_record_of_the_first_version_is_read_and_has_no_spans(folder: Path) -> None:
+    first = record().to_dict() | {"schema_version": 1, "cell": "older"}
+    for name in ("typical_step", "actions", "spans", "profile"):
+        del first[name]
+    for rank in first["ranks"]:
+        del rank["pipeline_seconds"]
+    add(folder, json.dumps(first))
+    (older,) = (entry for entry in load_records(folder).records if entry.cell == "older")
+    assert (older.schema_version, older.typical_step, older.spans, older.actions) == (1, -1, [], [])
+    assert older.ranks[0].pipeline_seconds == []
+    assert older.ranks[0].busy_seconds == record().ranks[0].busy_seconds
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"action": "2X0"}, "'2X0' is no action"),
+        ({"start_seconds": 5.0}, "rank 0 ran 0F0 from 5.0 to"),
+        ({"end_seconds": -1.0}, "rank 0 ran 0F0 from 0.0 to -1.0 seconds"),
+        ({"busy_seconds": float("nan")}, "rank 0 ran 0F0"),
+    ],
+)
+def test_spans_that_no_rank_can_have_run_are_refused(folder: Path, changes: dict[str, Any], reason: str) -> None:
+    fields = record().to_dict()
+    fields["spans"][0] |= changes
+    add(folder, json.dumps(fields))
+    (told,) = refused(folder)
+    assert reason in told
+
+
+def test_spans_of_a_step_that_was_not_timed_are_refused(folder: Path) -> None:
+    add(folder, changed(typical_step=9))
+    assert refused(folder) == ["spans of step 9, but 9 steps were timed"]
 
 
 def test_a_wrong_type_deep_inside_is_named_by_its_place(folder: Path) -> None:

@@ -26,7 +26,7 @@ from parallel.layouts import Layout
 from parallel.mesh import Coordinate
 from parallel.plans import plan
 from parallel.recorder import Recorder
-from results.schema import BlockFacts, RankFacts, Record, StageFacts
+from results.schema import ActionFacts, BlockFacts, RankFacts, Record, StageFacts
 from tests.small_models import small_config
 
 SIZES: dict[str, Any] = {"width": 8, "num_heads": 2, "ffn_width": 16, "vocabulary": 40, "max_length": 16}
@@ -84,7 +84,9 @@ def test_a_record_holds_every_pass(measured: Callable[[tuple[Cell, ...]], list[R
         assert len(record.step_seconds) == 3
         assert len(record.warmup_seconds) == 1
         assert len(record.blocks) == 3
-        timed: list[RankFacts | StageFacts | BlockFacts] = [*record.ranks, *record.stages, *record.blocks]
+        timed: list[RankFacts | StageFacts | BlockFacts | ActionFacts] = [
+            *(*record.ranks, *record.stages, *record.blocks, *record.actions)
+        ]
         samples = [getattr(row, field.name) for row in timed for field in dataclasses.fields(row)]
         assert {len(values) for values in samples if isinstance(values, list)} == {3}
         assert {row.phase for row in record.operators} == {"forward", "backward", "step"}
@@ -98,6 +100,19 @@ def test_busy_time_and_waiting_make_up_a_step(measured: Callable[[tuple[Cell, ..
     for step, busy, wait in zip(rank.step_seconds, rank.busy_seconds, rank.wait_seconds, strict=True):
         assert busy > 0
         assert wait == max(0.0, step - busy)
+
+
+def test_spans_are_the_table_in_the_order_in_which_it_ran(measured: Callable[[tuple[Cell, ...]], list[Record]]) -> None:
+    for cell, record in zip(cells(), measured(cells()), strict=True):
+        (row,) = plan(cell.model, cell.layout).table
+        assert [span.action for span in record.spans] == [str(action) for action in row]
+        times = [seconds for span in record.spans for seconds in (span.start_seconds, span.end_seconds)]
+        assert times == sorted(times)
+        (rank,) = record.ranks
+        assert times[-1] <= rank.pipeline_seconds[record.typical_step] + 1e-3
+        assert all(pipeline < step for pipeline, step in zip(rank.pipeline_seconds, rank.step_seconds, strict=True))
+        busy = sum(span.busy_seconds for span in record.spans)
+        assert 0 < busy <= rank.busy_seconds[record.typical_step]
 
 
 def test_counted_parameters_and_flops_are_those_of_the_formulas(
