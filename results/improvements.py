@@ -8,8 +8,12 @@
     step_seconds            wall time of a step, told where no ranks shared a core
     busiest_rank_seconds    busy time of the busiest rank: the cut alone
     played_seconds          the schedule with busy times, every rank on a core of its own: cut and schedule
+    rank_imbalance          busiest rank over the mean of all, in the same step
+    over_ideal              played time over busy time dealt evenly, in the same step
 
-A gain counts when its whole interval is below 1 by more than the noise. Left out: verdicts.
+The last two ask how work is dealt, whatever the machine's speed was while a step ran; they pass over what a schedule
+itself adds to the work, such as backwards in two halves, which the others hold. A gain counts when its whole interval
+is below 1 by more than the noise. Left out: verdicts.
 """
 
 from collections.abc import Iterator
@@ -21,7 +25,7 @@ from results.intervals import Interval, ratio
 from results.runs import from_text
 from results.twins import select
 
-QUANTITIES = ("step_seconds", "busiest_rank_seconds", "played_seconds")
+QUANTITIES = ("step_seconds", "busiest_rank_seconds", "played_seconds", "rank_imbalance", "over_ideal")
 BASELINES = ("even", "aligned")
 GROUP = (
     *("machine", "experiment", "engine", "model", "tp", "pp", "dp", "cp", "sp", "zero", "microbatches", "recompute"),

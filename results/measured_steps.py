@@ -42,7 +42,8 @@ def steps_of(records: Iterable[Record]) -> "list[MeasuredStep]":
 
 def is_pipeline(record: Record) -> bool:
     """Whether a record tells the spans of several pipeline ranks."""
-    return record.status == "ok" and bool(record.spans) and any(rank.pp for rank in record.ranks)
+    is_timed = bool(record.actions) and all(action.busy_seconds for action in record.actions)
+    return record.status == "ok" and is_timed and bool(record.spans) and any(rank.pp for rank in record.ranks)
 
 
 class MeasuredStep:

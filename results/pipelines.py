@@ -5,9 +5,10 @@
     profiled         the same table with the costs and messages of a profile that was measured apart
     played           the same table with the run's busy seconds, every rank on a core of its own, messages free
     profiled, busy   the same with the profile's costs
+    profiled, shape  both over their busy seconds dealt evenly: whatever the machine's speed was at the time
 
-Errors are simulated / measured - 1; that of the last is against what was played. Where more ranks than cores ran, wall
-time tells how many shared a core: those rows say so, and only what is compared with `played` means anything.
+Errors are simulated / measured - 1; those of the last two are against what was played. Where more ranks than cores ran,
+wall time tells how many shared a core: those rows say so, and only what is compared with `played` means anything.
 `over_ideal` is what was played over busy seconds dealt evenly to the ranks: 1 is a pipeline without bubble and
 imbalance, whatever the architecture. Ranks, not stages, are compared: a rank with several stages works for all of them.
 Left out: gradient sums and update, which follow.
@@ -37,7 +38,14 @@ SAMPLED = (
 """One value a timed step, as text, with its median and bounds."""
 SINGLE = (
     *("simulated_seconds", "simulated_error", "profiled_seconds", "profiled_error"),
-    *("profiled_busy_seconds", "profiled_busy_error", "measured_bubble", "simulated_bubble", "profiled_busy_bubble"),
+    *(
+        "profiled_busy_seconds",
+        "profiled_busy_error",
+        "profiled_shape_error",
+        "measured_bubble",
+        "simulated_bubble",
+        "profiled_busy_bubble",
+    ),
     *("profiled_rank_imbalance", "message_seconds", "gap_seconds", "profiled_message_seconds"),
 )
 COLUMNS = (
@@ -97,6 +105,7 @@ def _single(step: MeasuredStep, row: Row) -> Row:
         "profiled_error": sent.makespan_seconds / row["measured_seconds_median"] - 1,
         "profiled_busy_seconds": free.makespan_seconds,
         "profiled_busy_error": free.makespan_seconds / row["played_seconds_median"] - 1,
+        "profiled_shape_error": _over_ideal(free) / row["over_ideal_median"] - 1,
         "profiled_busy_bubble": free.bubble,
         "profiled_rank_imbalance": free.imbalance,
         "profiled_message_seconds": profile.latency_seconds,
@@ -107,6 +116,7 @@ ERRORS = {
     "simulated_error": ("the run's own costs", "wall time"),
     "profiled_error": ("a profile's costs", "wall time"),
     "profiled_busy_error": ("a profile's costs", "busy time, played"),
+    "profiled_shape_error": ("a profile's costs", "busy time, played, both over evenly dealt work"),
 }
 """Column, what was simulated with, and what it is held against."""
 

@@ -110,9 +110,14 @@ def test_one_sample_gives_a_ratio_without_interval(tmp_path: Path) -> None:
         OWN,
         cell="once",
         step_seconds=[0.5],
-        ranks=[dataclasses.replace(rank, step_seconds=[], busy_seconds=[], wait_seconds=[]) for rank in OWN.ranks],
+        ranks=[
+            dataclasses.replace(rank, step_seconds=[], busy_seconds=[], wait_seconds=[], pipeline_seconds=[])
+            for rank in OWN.ranks
+        ],
         stages=[dataclasses.replace(stage, forward_busy_seconds=[], backward_busy_seconds=[]) for stage in OWN.stages],
         blocks=[],
+        actions=[],
+        spans=[],
     )
     write(tmp_path, [OWN, once])
     told = compare(OWN.cell, "once", records=tmp_path)

@@ -85,6 +85,7 @@ def test_a_profile_is_held_against_both_clocks() -> None:
     told = row(dataclasses.replace(entry, profile=profile))
     assert told["profiled_busy_error"] == pytest.approx(1.0)
     assert told["profiled_busy_seconds"] == 30.0
+    assert told["profiled_shape_error"] == pytest.approx(0.0)
     assert told["profiled_seconds"] > 30.0
     assert told["profiled_error"] == pytest.approx(told["profiled_seconds"] / 10 - 1)
 
@@ -149,10 +150,13 @@ def study(*, noisy: bool = False) -> Tables:
 def test_gains_are_ratios_to_both_cuts_of_others() -> None:
     told = study().improvements
     ours = told[told["layout_label"] == FLOPS.label].set_index(["baseline", "quantity"])
-    assert len(ours) == 6
-    assert ours["ratio"].tolist() == [0.5] * 6
-    assert ours["ratio_low"].tolist() == ours["ratio_high"].tolist() == [0.5] * 6
-    assert set(ours["outcome"]) == {"less"}
+    assert len(ours) == 2 * 5
+    seconds = ours[ours.index.get_level_values("quantity").str.endswith("seconds")]
+    assert seconds["ratio"].tolist() == [0.5] * 6
+    assert seconds["ratio_low"].tolist() == seconds["ratio_high"].tolist() == [0.5] * 6
+    assert set(seconds["outcome"]) == {"less"}
+    # Equal stages are as even as equal stages that are twice as fast.
+    assert ours.drop(seconds.index)["ratio"].tolist() == [1.0] * 4
 
 
 def test_another_architecture_is_no_baseline() -> None:
@@ -177,7 +181,7 @@ def test_without_a_control_nothing_is_decided() -> None:
 def test_step_time_of_oversubscribed_runs_is_not_compared() -> None:
     layouts = [layout.replace(pp=3, microbatches=3) for layout in (EVEN, ALIGNED)]
     told = build([record(ENCODER_DECODER, layout) for layout in layouts]).improvements
-    assert set(told["quantity"]) == {"busiest_rank_seconds", "played_seconds"}
+    assert set(told["quantity"]) == {"busiest_rank_seconds", "played_seconds", "rank_imbalance", "over_ideal"}
 
 
 # ---- pictures --------------------------------------------------------------------------------------------------------
