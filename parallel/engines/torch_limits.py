@@ -1,0 +1,61 @@
+"""What can PyTorch's own means not run? Each limit in one line, told before anything starts.
+
+They are those of torch 2.13 as it was found here: where an adapter can make something right without replacing torch's
+part (a ragged last microbatch, tied weights on two stages), `parallel/engines/torch.py` does. Torch-free.
+"""
+
+import itertools
+from collections.abc import Iterator
+
+from models.config import ModelConfig
+from parallel.layouts import Layout
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
+
+
+def unsupported(config: ModelConfig, layout: Layout) -> str | None:
+    """Why torch cannot run a layout, as one line; None when it can."""
+    limits = itertools.chain(_tensor_limits(config, layout), _pipeline_limits(layout), _data_limits(layout))
+    return next(limits, None)
+
+
+def _tensor_limits(config: ModelConfig, layout: Layout) -> Iterator[str]:
+    if layout.cp > 1:
+        yield (
+            "torch's context_parallel shards the attention of one stream and has no causal kernel on CPUs: "
+            f"cp = {layout.cp}; use cp = 1"
+        )
+    if config.num_kv_heads % layout.tp:
+        yield (
+            f"DTensor shards rows and gives no KV head to two ranks: {config.num_kv_heads} KV heads over "
+            f"tp = {layout.tp}; try a tp that divides them"
+        )
+
+
+def _pipeline_limits(layout: Layout) -> Iterator[str]:
+    if layout.pp == 1:
+        return
+    if layout.transport == "direct":
+        yield "torch's stages send to the next stage only: transport = 'direct'; use transport = 'relay'"
+    if layout.schedule not in SCHEDULES:
+        yield f"the torch engine has no schedule {layout.schedule!r}; use one of {', '.join(SCHEDULES)}"
+    if layout.schedule == "gpipe" and layout.chunks > 1:
+        yield f"torch's GPipe has one stage a rank: chunks = {layout.chunks}; use chunks = 1"
+    if layout.schedule == "1f1b" and layout.microbatches < layout.pp:
+        yield (
+            f"torch's 1F1B wants at least as many microbatches as stages: {layout.microbatches} over {layout.pp}; "
+            f"try microbatches = {layout.pp}"
+        )
+    num_rounds = max(1, layout.microbatches // layout.pp)
+    if layout.schedule == "interleaved" and layout.microbatches % num_rounds:
+        yield (
+            f"torch's interleaved 1F1B wants equal rounds: {layout.microbatches} microbatches in {num_rounds}; "
+            f"try microbatches = {num_rounds * layout.pp}"
+        )
+
+
+def _data_limits(layout: Layout) -> Iterator[str]:
+    if layout.dp > 1 and layout.chunks > 1:
+        yield f"chunks of a rank share modules, which torch wraps once: dp = {layout.dp} with chunks; use chunks = 1"
+    if layout.zero == 1 and layout.tp > 1:
+        yield f"torch's ZeroRedundancyOptimizer takes no DTensor: zero = 1 with tp = {layout.tp}; use zero = 3"
