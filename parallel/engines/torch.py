@@ -121,7 +121,7 @@ class TorchEngine:
     # ---- gradients ----------------------------------------------------------------------------------------------
 
     def _sum_tied_gradients(self) -> None:
-        """Adds the gradients of copies of a tied weight on other stages: torch's stages know nothing of each other's."""
+        """Adds the gradients of a tied weight's copies on other stages: torch's stages know nothing of each other."""
         by_name = {self._canonical(name): parameter for name, parameter in self.model.named_parameters()}
         for shared in self.plan.shared:
             if self.comm.coordinate.pp in shared.ranks:
