@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 from models.config import ModelConfig
 from models.vocabulary import VOCABULARY
+from parallel.engines.engine import EngineName
 from parallel.figures import StepShape
 from parallel.layouts import Layout
 from parallel.partition import Stage, stages
@@ -38,6 +39,7 @@ class Case:
     name: str
     config: ModelConfig
     layout: Layout
+    engine: EngineName = "native"
     data: Data = "ragged"
     """`full`: every position valid; `ragged`: random valid lengths; `text`: sentences, cut and padded."""
     num_sequences: int
@@ -77,13 +79,16 @@ class Case:
         return cls(**{**fields, "config": config, "layout": layout})
 
 
-def case_of(config: ModelConfig, layout: Layout, profile: Profile | None = None) -> Case:
+def case_of(
+    config: ModelConfig, layout: Layout, profile: Profile | None = None, *, engine: EngineName = "native"
+) -> Case:
     """The case that stands for a model of any size on a layout: its small relative on ragged sequences.
 
     Args:
         config: the model.
         layout: its layout.
         profile: what the model's blocks cost, for a layout that is cut by cost.
+        engine: who runs it.
 
     Raises:
         ValueError: the layout cannot partition the model itself.
@@ -95,6 +100,7 @@ def case_of(config: ModelConfig, layout: Layout, profile: Profile | None = None)
         name=f"{config.name} {layout.label}",
         config=small,
         layout=cut,
+        engine=engine,
         num_sequences=num_sequences * layout.dp,
         source_length=7,
         target_length=9,

@@ -9,9 +9,10 @@ by one with large numbers. Where r is zero everywhere, x must be: the error is 0
 where x is not finite or has another shape. Both sides must have the same parameters: a missing one and an additional
 one fail.
 
-Two steps are taken. The first updates nothing and is watched: the ledger must tell what the recorder saw. The second is
-compared; had anything of the first stayed in the gradients, it would show. Left out: which cases to compare
-(`launch/matrix.py`), and who starts the ranks (`launch/verify.py`).
+Two steps are taken. The first updates nothing and is watched: the ledger of the native engine must tell what the
+recorder saw, and of every engine the recorder must know all that it saw. The second is compared; had anything of the
+first stayed in the gradients, it would show. Left out: which cases to compare (`launch/matrix.py`), and who starts the
+ranks (`launch/verify.py`).
 """
 
 import dataclasses
@@ -28,9 +29,8 @@ from models.batch import Batch, synthetic_batch
 from models.catalogue import TextPair
 from models.text import pair_batch
 from parallel.comm import Comm, Groups
-from parallel.engines.engine import StepFacts
+from parallel.engines.engine import Engine, StepFacts, build
 from parallel.engines.gathered import Gathered
-from parallel.engines.native import NativeEngine
 from parallel.plans import plan
 from parallel.recorder import Recorder
 from parallel.sequence import deal
@@ -147,7 +147,8 @@ def check_parity(case: Case, *, groups: Groups, rank: int, device: torch.device,
     partitioning = plan(case.config, case.layout, case.profile)
     comm = Comm.create(plan=partitioning, rank=rank, groups=groups, device=device)
     batch = case_batch(case, seed=seed)
-    engine = NativeEngine(
+    engine = build(
+        case.engine,
         plan=partitioning,
         comm=comm,
         seed=seed,
@@ -157,7 +158,7 @@ def check_parity(case: Case, *, groups: Groups, rank: int, device: torch.device,
         learning_rate=LEARNING_RATE,
     )
     share = deal(batch, case.layout, comm.coordinate.dp)
-    difference = _ledger_difference(engine, share)
+    difference = _ledger_difference(engine, share, has_ledger=case.engine == "native")
     told = comm.gather_objects((engine.step(share), difference))
     gradients, weights = engine.gather("gradient"), engine.gather("weight")
     parity = None
@@ -250,11 +251,14 @@ def _worst_number(expected: float, of_ranks: Sequence[float]) -> Worst:
     return Worst(error=max(errors), name=f"rank {errors.index(max(errors))}")
 
 
-def _ledger_difference(engine: NativeEngine, share: Batch) -> str | None:
-    """Where the ledger of this rank differs from what the recorder saw in a step that updates nothing."""
+def _ledger_difference(engine: Engine, share: Batch, *, has_ledger: bool) -> str | None:
+    """Where the ledger of this rank differs from what the recorder saw in a step that updates nothing.
+
+    Of an engine without a ledger: what the recorder saw and does not know.
+    """
     comm = engine.comm
     comm.ledger.clear()
     with Recorder() as recorder:
         engine.step(share, update=False)
-    difference = recorder.first_difference(list(comm.ledger))
+    difference = recorder.first_difference(list(comm.ledger)) if has_ledger else recorder.first_unknown()
     return None if difference is None else f"rank {comm.rank} ({comm.coordinate}): {difference}"

@@ -1,7 +1,9 @@
 """How is a proof asked for on the command line, and how is it told?"""
 
 import contextlib
+import dataclasses
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -19,6 +21,7 @@ from launch.parity import KINDS, LARGEST_ERROR
 from launch.proof import Proof, Verdict
 from models.config import Architecture, ModelConfig
 from models.named import named_model
+from parallel.engines.engine import ENGINES, EngineName, unsupported
 
 _TINY: dict[Architecture, str] = {
     "encoder_decoder": "tiny-encoder-decoder",
@@ -37,6 +40,9 @@ _TINY: dict[Architecture, str] = {
     "--model", help="Name of a model (see `twinshard models`) or a config.json; a small relative of it is run."
 )
 @layout_options
+@click.option(
+    "--engine", type=click.Choice(ENGINES), default="native", show_default=True, help="Who partitions and runs."
+)
 @click.option("--matrix", is_flag=True, help="Every pair of options of all layouts and models, up to 4 ranks.")
 @click.option("--quick", is_flag=True, help="With --matrix: every single option only.")
 @click.option("--backend", type=click.Choice(get_args(BackendChoice)), default="auto", show_default=True)
@@ -53,6 +59,7 @@ def verify_command(
     /,
     architecture: Architecture | None,
     model: str | None,
+    engine: EngineName,
     matrix: bool,
     quick: bool,
     backend: BackendChoice,
@@ -64,25 +71,43 @@ def verify_command(
     The layout runs in float64 on ranks of its own, and one process runs the same step. Loss, every parameter's
     gradient, the gradient norm, the weights after an SGD step, copies on different ranks, and the ledger of what was
     sent against an independent recorder: a relative error above 1e-10 or any other difference fails, and the exit code
-    is 1.
+    is 1. What an engine cannot run is told with its reason.
 
     \b
     Examples:
       twinshard verify --tp 2 --sp --pp 2 --microbatches 3
       twinshard verify --model t5-11b --tp 4 --memory-gather per_block
+      twinshard verify --engine torch --tp 2 --sp
       twinshard verify --matrix
     """  # noqa: D301 - click reads the character
     if matrix:
         _refuse_with_matrix(context)
-        cases: Sequence[Case] = matrix_cases(quick=quick)
+        cases = [dataclasses.replace(case, engine=engine) for case in matrix_cases(quick=quick)]
     elif quick:
         raise ValueError("--quick is a choice of cases: it needs --matrix")
     else:
-        cases = [case_of(config, layout_of(layout)) for config in _models(architecture, model)]
-    proof = Proof(cases, backend=backend, timeout_seconds=timeout)
-    verdicts = _prove(proof, len(cases))
-    click.echo(last_line(verdicts))
+        cases = [case_of(config, layout_of(layout), engine=engine) for config in _models(architecture, model)]
+    able, refused = _runnable(cases)
+    proof = Proof(able, backend=backend, timeout_seconds=timeout)
+    verdicts = _prove(proof, len(able))
+    for reason, count in Counter(refused).items():
+        click.echo(f"{count} unsupported: {reason}")
+    click.echo(last_line(verdicts, num_unsupported=len(refused)))
     return 1 if any(verdict.failures for verdict in verdicts) else 0
+
+
+def _runnable(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
+    """The cases that their engine can run, and for each other one why not. Raises ValueError when it can run none."""
+    able, refused = [], []
+    for case in cases:
+        reason = unsupported(case.engine, case.config, case.layout)
+        if reason is None:
+            able.append(case)
+        else:
+            refused.append(reason)
+    if not able:
+        raise ValueError(f"nothing to prove: {refused[0]}")
+    return able, refused
 
 
 def _refuse_with_matrix(context: click.Context) -> None:
@@ -142,8 +167,11 @@ def _worst_of_each_kind(verdicts: Sequence[Verdict]) -> Table:
     return table
 
 
-def last_line(verdicts: Sequence[Verdict]) -> str:
-    """`N passed, M failed, worst relative error X`; X is nan when no case came to an end."""
+def last_line(verdicts: Sequence[Verdict], *, num_unsupported: int = 0) -> str:
+    """`N passed, M failed[, K unsupported], worst relative error X`; X is nan when no case came to an end."""
     num_failed = sum(bool(verdict.failures) for verdict in verdicts)
     worst = max((verdict.parity.worst_error for verdict in verdicts if verdict.parity), default=math.nan)
-    return f"{len(verdicts) - num_failed} passed, {num_failed} failed, worst relative error {worst:.1e}"
+    unsupported_too = f", {num_unsupported} unsupported" if num_unsupported else ""
+    return (
+        f"{len(verdicts) - num_failed} passed, {num_failed} failed{unsupported_too}, worst relative error {worst:.1e}"
+    )

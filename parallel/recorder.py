@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._C._distributed_c10d import _resolve_process_group
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
 from parallel.ledger import Event, Operation
@@ -34,6 +35,9 @@ _OPERATIONS: dict[str, Operation] = {
     "send": "send",
     "recv_": "receive",
 }
+_NOTHING_SENT = frozenset({"wait_tensor", "_wrap_tensor_autograd"})
+_COALESCED = frozenset({"allreduce_coalesced_"})
+"""Their payload is all of the tensors that the operator gets."""
 _LARGEST = frozenset({"all_gather", "reduce_scatter"})
 """Their payload is the larger of the two tensors that the operator gets."""
 
@@ -61,6 +65,9 @@ class Recorder(TorchDispatchMode):
         self.unknown: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(map(is_traceable_wrapper_subclass_type, types)):
+            # A DTensor is made of local tensors, and what it sends is sent when they are: let it take itself apart.
+            return NotImplemented
         if func.namespace in ("c10d", "_c10d_functional"):
             self._write(func.overloadpacket.__name__, args, kwargs or {})
         return func(*args, **(kwargs or {}))
@@ -68,7 +75,7 @@ class Recorder(TorchDispatchMode):
     def first_difference(self, ledger: Sequence[Event]) -> str | None:
         """The first place where the ledger tells something else, as a line; None when both agree."""
         if self.unknown:
-            return f"unknown communication operators {', '.join(sorted(set(self.unknown)))}"
+            return self.first_unknown()
         for index, (seen, event) in enumerate(zip(self.events, ledger, strict=False)):
             told = Observed(operation=event.operation, group_size=event.group_size, payload_bytes=event.payload_bytes)
             if seen != told:
@@ -77,22 +84,36 @@ class Recorder(TorchDispatchMode):
             return f"the ledger has {len(ledger)} events, the recorder saw {len(self.events)}"
         return None
 
+    def first_unknown(self) -> str | None:
+        """A line that names the operators that are no communication known here; None when all are known."""
+        return f"unknown communication operators {', '.join(sorted(set(self.unknown)))}" if self.unknown else None
+
     def _write(self, name: str, args: Any, kwargs: Any) -> None:
+        if name in _NOTHING_SENT:
+            return
         operation = _OPERATIONS.get(name)
         if operation is None:
             self.unknown.append(name)
             return
         leaves = tree_leaves((args, kwargs))
         sizes = [leaf.numel() * leaf.element_size() for leaf in leaves if isinstance(leaf, Tensor)]
-        groups = [leaf for leaf in leaves if isinstance(leaf, torch.ScriptObject) and _is_group(leaf)]
-        group_size = torch.distributed.ProcessGroup.unbox(groups[0]).size() if groups else 0
+        sizes = [sum(sizes)] if name in _COALESCED else sizes
         self.events.append(
             Observed(
                 operation=operation,
-                group_size=2 if operation in ("send", "receive") else group_size,
+                group_size=2 if operation in ("send", "receive") else _group_size(leaves),
                 payload_bytes=max(sizes) if operation in _LARGEST else sizes[0],
             )
         )
+
+
+def _group_size(leaves: Sequence[Any]) -> int:
+    """Of the group among an operator's arguments: c10d's take the group itself, functional ones its name."""
+    for leaf in leaves:
+        if isinstance(leaf, torch.ScriptObject) and _is_group(leaf):
+            return torch.distributed.ProcessGroup.unbox(leaf).size()
+    names = [leaf for leaf in leaves if isinstance(leaf, str)]
+    return _resolve_process_group(names[-1]).size() if names else 0  # type: ignore[arg-type]
 
 
 def _is_group(leaf: torch.ScriptObject) -> bool:
