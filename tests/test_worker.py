@@ -85,7 +85,10 @@ def test_a_record_holds_every_pass(measured: Callable[[tuple[Cell, ...]], list[R
         assert len(record.warmup_seconds) == 1
         assert len(record.blocks) == 3
         timed: list[RankFacts | StageFacts | BlockFacts | ActionFacts] = [
-            *(*record.ranks, *record.stages, *record.blocks, *record.actions)
+            *record.ranks,
+            *record.stages,
+            *record.blocks,
+            *record.actions,
         ]
         samples = [getattr(row, field.name) for row in timed for field in dataclasses.fields(row)]
         assert {len(values) for values in samples if isinstance(values, list)} == {3}
