@@ -107,11 +107,17 @@ def draw(
     for axis, (label, timeline) in zip(axes, timelines.items(), strict=False):
         _lanes(axis, timeline, scale, lane_inches=lane, longest=longest)
         axis.set_title(_told(label, timeline, scale, unit), fontsize=9, loc="left")
+    most = max((value for label in shown for steps in held[label] for _, value in steps), default=0.0)
     for axis, label in zip(axes[len(timelines) :], shown, strict=True):
-        _bytes(axis, held[label], scale, longest, capacity_bytes)
+        _bytes(axis, held[label], most, scale, longest, capacity_bytes)
         axis.set_title(
             f"{label}: bytes held by closed form, dark for the first rank, light for the last", fontsize=9, loc="left"
         )
+    if shown:
+        # One scale, so that heights can be compared.
+        highest = max(axis.get_ylim()[1] for axis in axes[len(timelines) :])
+        for axis in axes[len(timelines) :]:
+            axis.set_ylim(0, highest)
     axes[-1].set_xlabel(f"time, {unit}", fontsize=9)
     axes[-1].set_xlim(0, longest * scale)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
@@ -212,8 +218,9 @@ def _legend(timelines: Iterable[Timeline]) -> list[Patch]:
 # ---- bytes over time ------------------------------------------------------------------------------------------------
 
 
-def _bytes(axis: Axes, rows: Sequence[Steps], scale: float, longest: float, capacity_bytes: float | None) -> None:
-    most = max(value for steps in rows for _, value in steps)
+def _bytes(
+    axis: Axes, rows: Sequence[Steps], most: float, scale: float, longest: float, capacity_bytes: float | None
+) -> None:
     divisor, unit = next((size, name) for size, name in _BYTE_UNITS if most >= size or size == 1)
     shades = mpl.colormaps["viridis"]
     for rank, steps in enumerate(rows):
