@@ -117,7 +117,9 @@ class Comm:
     recomputation and is written as such.
     """
 
-    def __init__(self, *, mesh: Mesh, rank: int, groups: Mapping[str, _Named], device: torch.device) -> None:
+    def __init__(
+        self, *, mesh: Mesh, rank: int, groups: Mapping[str, _Named], maker: Groups, device: torch.device
+    ) -> None:
         self.mesh = mesh
         self.rank = rank
         self.coordinate: Coordinate = mesh.coordinate(rank)
@@ -125,6 +127,7 @@ class Comm:
         self.ledger = Ledger()
         self.phase: Phase = "forward"
         self._groups = dict(groups)
+        self._maker = maker
 
     @classmethod
     def create(cls, *, plan: Plan, rank: int, groups: Groups, device: torch.device) -> "Comm":
@@ -147,7 +150,7 @@ class Comm:
         for shared in plan.shared:
             lists = [tuple(line[pp] for pp in sorted(shared.ranks)) for line in mesh.groups("pp")]
             named[f"tied:{shared.name}"] = _Named(*groups.make(lists, rank))
-        return cls(mesh=mesh, rank=rank, groups=named, device=device)
+        return cls(mesh=mesh, rank=rank, groups=named, maker=groups, device=device)
 
     def size(self, axis: str) -> int:
         """Ranks in this rank's group along `axis`; 1 when it is in none."""
@@ -161,6 +164,20 @@ class Comm:
     def group(self, axis: str) -> Group:
         """The process group along `axis`, for engines that communicate on their own; None over one rank."""
         return self._groups[axis].group if self.size(axis) > 1 else None
+
+    def unchecked_group(self, axis: str) -> Group:
+        """The group along `axis` without torch's DETAIL checks, on which DistributedDataParallel crashes (torch 2.13).
+
+        Collective over the world. Without those checks it is `group` itself.
+        """
+        level = dist.get_debug_level()
+        if level != dist.DebugLevel.DETAIL:
+            return self.group(axis)
+        dist.set_debug_level(dist.DebugLevel.OFF)
+        try:
+            return self._maker.make(self.mesh.groups(axis), self.rank, carries="unchecked")[0]
+        finally:
+            dist.set_debug_level(level)
 
     def forward_phase(self) -> Phase:
         """Phase of a collective that belongs to a forward: `recompute` while a backward runs."""

@@ -69,7 +69,7 @@ class Recorder(TorchDispatchMode):
             # A DTensor is made of local tensors, and what it sends is sent when they are: let it take itself apart.
             return NotImplemented
         if func.namespace in ("c10d", "_c10d_functional"):
-            self._write(func.overloadpacket.__name__, args, kwargs or {})
+            self._write(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
     def first_difference(self, ledger: Sequence[Event]) -> str | None:
@@ -88,7 +88,8 @@ class Recorder(TorchDispatchMode):
         """A line that names the operators that are no communication known here; None when all are known."""
         return f"unknown communication operators {', '.join(sorted(set(self.unknown)))}" if self.unknown else None
 
-    def _write(self, name: str, args: Any, kwargs: Any) -> None:
+    def _write(self, func: Any, args: Any, kwargs: Any) -> None:
+        name = func.overloadpacket.__name__
         if name in _NOTHING_SENT:
             return
         operation = _OPERATIONS.get(name)
@@ -97,12 +98,18 @@ class Recorder(TorchDispatchMode):
             return
         leaves = tree_leaves((args, kwargs))
         sizes = [leaf.numel() * leaf.element_size() for leaf in leaves if isinstance(leaf, Tensor)]
-        sizes = [sum(sizes)] if name in _COALESCED else sizes
+        group_size = 2 if operation in ("send", "receive") else _group_size(leaves)
+        if operation in _LARGEST:
+            # A functional all-gather gets the shard only and makes the whole.
+            is_made = operation == "all_gather" and func.namespace == "_c10d_functional"
+            payload = sizes[0] * group_size if is_made else max(sizes)
+        else:
+            payload = sum(sizes) if name in _COALESCED else sizes[0]
         self.events.append(
             Observed(
                 operation=operation,
-                group_size=2 if operation in ("send", "receive") else _group_size(leaves),
-                payload_bytes=max(sizes) if operation in _LARGEST else sizes[0],
+                group_size=group_size,
+                payload_bytes=payload,
             )
         )
 

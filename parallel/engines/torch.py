@@ -70,7 +70,7 @@ class TorchEngine:
             stage.index: StageModule(part_of(self.model, plan.config, stage.first, stage.last), plan, stage.index)
             for stage in plan.stages_of(comm.coordinate.pp)
         }
-        self._wrapped = {index: wrap(part, plan.layout, meshes.get("dp")) for index, part in self._parts.items()}
+        self._wrapped = {index: wrap(part, plan.layout, comm, meshes.get("dp")) for index, part in self._parts.items()}
         self._pipeline = None
         if plan.layout.pp > 1:
             self._pipeline = StagePipeline(self._wrapped, plan, comm.group("pp"), device=device, dtype=dtype)

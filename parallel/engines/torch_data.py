@@ -22,11 +22,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from models.blocks import DecoderBlock, EncoderBlock
+from parallel.comm import Comm
 from parallel.engines.engine import OptimizerName
 from parallel.layouts import Layout
 
 
-def wrap(stage: nn.Module, layout: Layout, mesh: DeviceMesh | None) -> nn.Module:
+def wrap(stage: nn.Module, layout: Layout, comm: Comm, mesh: DeviceMesh | None) -> nn.Module:
     """The stage, repeated or sharded over the one axis of the mesh; itself over one rank."""
     if mesh is None:
         return stage
@@ -39,7 +40,7 @@ def wrap(stage: nn.Module, layout: Layout, mesh: DeviceMesh | None) -> nn.Module
     if layout.tp > 1:
         replicate(stage, mesh=mesh)
         return stage
-    return DistributedDataParallel(stage, process_group=mesh.get_group(), gradient_as_bucket_view=True)
+    return DistributedDataParallel(stage, process_group=comm.unchecked_group("dp"), gradient_as_bucket_view=True)
 
 
 def accumulate(stage: nn.Module, *, is_last: bool) -> Any:
