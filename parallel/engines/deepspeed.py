@@ -1,0 +1,298 @@
+"""The DeepSpeed engine: ZeRO for data parallelism, its PipelineModule for stages.
+
+    pp = 1    deepspeed.initialize on the model and its loss; zero 0, 1, 2, 3
+    pp > 1    a PipelineModule of the model's blocks; zero 0 and 1: it refuses the others
+
+DeepSpeed divides a loss by the microbatches and averages gradients over the ranks; a mean of means is not the mean, so
+each sum of cross-entropy is divided by the labels of the whole step and multiplied by what DeepSpeed will divide by. The
+loss it tells is rounded to float32, and it has a gradient norm only where it clips: both are computed here from what it
+holds. It keeps no gradient after a step, so references to them are taken when they are reduced.
+
+It prints, logs and warns a lot: nothing of that gets out. Its shared-memory operator, compiled on first use, is declared
+incompatible before it is asked for. It wants LOCAL_RANK in the environment (`launch/env.py` sets it) and a process group.
+Source: deepspeed 0.19; ZeRO: arXiv 1910.02054. Left out, with reasons in `unsupported`: tensor, sequence and context
+parallelism.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from models.architectures import build
+from models.batch import Batch
+from models.config import ModelConfig
+from models.head import CrossEntropy
+from models.initial import canonical_name, initialise
+from parallel.comm import Comm
+from parallel.engines.deepspeed_config import ds_config
+from parallel.engines.deepspeed_layers import Current, Parts, qualified_name
+from parallel.engines.deepspeed_pieces import Piece, of_partition, of_shards, of_weights, whole
+from parallel.engines.engine import OptimizerName, Quantity, StepFacts
+from parallel.engines.gathered import Gathered, put_together
+from parallel.engines.scored_model import ScoredModel
+from parallel.engines.silence import silence
+from parallel.layouts import Layout
+from parallel.parallelize import choose_attention
+from parallel.pipeline import Observer, Unobserved
+from parallel.plan import Plan, Shard
+from parallel.recompute import apply_recompute
+from parallel.schedule import Action
+from parallel.sequence import microbatches
+
+with silence():
+    import deepspeed
+    import deepspeed.ops
+
+    from parallel.engines.deepspeed_double import admitting_double, keep_double
+    from parallel.engines.deepspeed_pipeline import METHODS, Instructions, pipeline_module
+
+# Asked for at the first use of a process group: nothing is compiled for this.
+vars(deepspeed.ops)["__compatible_ops__"] = {}
+
+
+def unsupported(config: ModelConfig, layout: Layout) -> str | None:  # noqa: ARG001, one signature for every engine
+    """Why this engine cannot run a model on a layout, as one line; None when it can."""
+    if layout.world_size == 1:
+        return "deepspeed needs a process group: a layout of one rank is the native engine's; use 2 ranks or more"
+    if layout.tp > 1:
+        return f"deepspeed shards no fused projections, vocabularies and losses: tp = {layout.tp}; use tp = 1"
+    if layout.cp > 1:
+        return f"deepspeed's Ulysses is not joined with these models yet: cp = {layout.cp}; use cp = 1"
+    if layout.pp == 1:
+        return None
+    if layout.zero > 1:
+        return f"deepspeed's PipelineModule refuses ZeRO 2 and 3: zero = {layout.zero} with pp = {layout.pp}; use zero <= 1"
+    if layout.schedule != "1f1b" or layout.placement != "linear":
+        return f"deepspeed's pipeline knows one schedule: schedule = {layout.schedule!r}; use '1f1b' with one stage a rank"
+    if layout.transport != "relay":
+        return "deepspeed's stages send to their neighbours only: transport = 'direct'; use 'relay'"
+    if layout.cut not in METHODS:
+        return f"deepspeed cuts by its own methods: cut = {layout.cut!r}; use {' or '.join(map(repr, METHODS))}"
+    return None
+
+
+class DeepspeedEngine:
+    """One rank of one layout of one model.
+
+    Args:
+        plan: of the layout. Of its stages only the number is read: DeepSpeed cuts by itself.
+        comm: this rank's place.
+        seed: of weights and dropout masks.
+        dtype: of parameters, activations and gradients.
+        device: where this rank computes.
+        optimizer: `sgd` or `adamw`, torch's own.
+        learning_rate: its step size.
+        partition: DeepSpeed's partition method; None takes that of the layout's cut.
+
+    Raises ValueError for a layout that `unsupported` names.
+    """
+
+    def __init__(
+        self,
+        *,
+        plan: Plan,
+        comm: Comm,
+        seed: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        optimizer: OptimizerName = "sgd",
+        learning_rate: float = 1e-2,
+        partition: str | None = None,
+    ) -> None:
+        reason = unsupported(plan.config, plan.layout)
+        if reason is not None:
+            raise ValueError(reason)
+        self.plan, self.comm, self.dtype, self.device = plan, comm, dtype, device
+        self._loss, self._loss_tokens, self._updates = torch.zeros(()), 0, True
+        self._pieces: list[Piece] = []
+        self._score = CrossEntropy()
+        with torch.device("meta"):
+            self.model = build(plan.config)
+        self.model.mask_key.seed = seed
+        self.model.train()
+        with silence():
+            # The process group is there: this only tells DeepSpeed so.
+            deepspeed.init_distributed(verbose=False)
+            module = self._module(seed, partition)
+            self._names = self._named(module)
+            self._shapes = {name: tuple(parameter.shape) for parameter, name in self._names.items()}
+            config = ds_config(plan.layout, optimizer=optimizer, learning_rate=learning_rate)
+            self._engine = self._initialised(module, config)
+            if plan.layout.zero:
+                self._watch_partitions()
+            if plan.layout.pp > 1:
+                self._instructions = Instructions(self._engine, self._current, self._before_update)
+
+    def step(self, batch: Batch, *, update: bool = True, observer: Observer | None = None) -> StepFacts:
+        """Forward, backward, synchronisation and (unless `update` is false) one optimizer step; see `Engine`."""
+        watch = observer or Unobserved()
+        self._loss_tokens = int(self._sum(torch.tensor(batch.num_loss_tokens(), device=self.device), "dp").item())
+        if self._loss_tokens == 0:
+            raise ValueError("none of the step's sequences has a label: there is no loss to divide")
+        self._loss = torch.zeros((), dtype=torch.promote_types(self.dtype, torch.float32), device=self.device)
+        self._pieces, self._updates = [], update
+        parts = microbatches(batch.to(self.device, self.dtype), self.plan.layout)
+        with silence():
+            if self.plan.layout.pp > 1:
+                self._instructions.run(parts, watch, self._enter)
+            else:
+                self._run(parts, watch)
+        norm = self._norm()
+        for axis in ("dp", "pp"):
+            self._sum(self._loss, axis)
+        self.model.mask_key.step += update
+        return StepFacts(loss=self._loss.item(), loss_tokens=self._loss_tokens, gradient_norm=norm)
+
+    def gather(self, quantity: Quantity) -> Gathered | None:
+        """Whole gradients or weights on rank 0, None elsewhere. Collective; for checks, not for speed."""
+        pieces = self._pieces if quantity == "gradient" else list(self._weights())
+        held = {}
+        for piece in pieces:
+            shard = Shard(ranges=((piece.start, piece.start + piece.values.numel()),))
+            held[self._names[piece.parameter]] = (shard, piece.values.to("cpu", copy=True))
+        everyone = self.comm.collect_objects((held, self._shapes))
+        if everyone is None:
+            return None
+        flat = put_together([of_rank for of_rank, _ in everyone])
+        shapes = {name: shape for _, of_rank in everyone for name, shape in of_rank.items()}
+        tensors = {name: tensor.view(shapes[name]) for name, tensor in flat.tensors.items()}
+        return Gathered(tensors=tensors, replica_error=flat.replica_error, replica_name=flat.replica_name)
+
+    # ---- what this rank holds ---------------------------------------------------------------------------------
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(piece.values.numel() for piece in self._weights())
+
+    @property
+    def parameter_bytes(self) -> int:
+        return sum(piece.values.numel() * piece.values.element_size() for piece in self._weights())
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients that the optimizer reads, padding aside; zero before the first step."""
+        return sum(piece.values.numel() * piece.values.element_size() for piece in self._pieces)
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """Bytes of the state tensors and, under ZeRO, of the masters beside the weights, as they are."""
+        optimizer = self._engine.optimizer
+        own = optimizer.optimizer if self.plan.layout.zero else optimizer
+        tensors = [value for state in own.state.values() for value in state.values() if isinstance(value, Tensor)]
+        tensors += _masters(optimizer)
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    # ---- inside -------------------------------------------------------------------------------------------------
+
+    def _module(self, seed: int, partition: str | None) -> nn.Module:
+        """The whole model with its loss, or this rank's stage."""
+        layout = self.plan.layout
+        if layout.pp == 1:
+            initialise(self.model, self.plan.config, seed=seed, dtype=self.dtype, device=self.device)
+            choose_attention(self.model, self.plan)
+            apply_recompute(self.model, layout.recompute)
+            return ScoredModel(self.model)
+        self._current = Current()
+        parts = Parts(self.model, self.plan, seed=seed, dtype=self.dtype, device=self.device)
+        assert isinstance(layout.cut, str)
+        module: nn.Module = pipeline_module(
+            parts, self._current, method=partition or METHODS[layout.cut], score=self._scored
+        )
+        return module
+
+    def _named(self, module: nn.Module) -> dict[nn.Parameter, str]:
+        """Canonical name of every parameter of this rank."""
+        if self.plan.layout.pp == 1:
+            return {p: canonical_name(self.plan.config, name) for name, p in self.model.named_parameters()}
+        return {p: qualified_name(self.plan, module.get_submodule, name) for name, p in module.named_parameters()}
+
+    def _initialised(self, module: nn.Module, config: dict[str, Any]) -> Any:
+        """DeepSpeed's engine."""
+        is_double, is_zero = self.dtype == torch.float64, self.plan.layout.zero > 0
+        with admitting_double(is_zero=is_zero) if is_double else contextlib.nullcontext():
+            engine, *_ = deepspeed.initialize(model=module, model_parameters=list(module.parameters()), config=config)
+        if is_double:
+            keep_double(engine, is_zero=is_zero)
+        return engine
+
+    def _run(self, parts: Sequence[Batch], watch: Observer) -> None:
+        """A step without stages."""
+        engine = self._engine
+        for index, part in enumerate(parts):
+            self._enter(index)
+            engine.set_gradient_accumulation_boundary(index == len(parts) - 1)
+            with watch.action(Action(kind="forward", stage=0, microbatch=index)):
+                loss = engine(part) / self._loss_tokens
+            with watch.action(Action(kind="backward", stage=0, microbatch=index)):
+                engine.backward(loss * self.plan.layout.dp, scale_wrt_gas=False)
+            self._loss += loss.detach()
+        with watch.synchronise():
+            if self._before_update():
+                engine.step()
+            else:
+                engine.zero_grad()
+
+    def _scored(self, logits_LBV: Tensor, number: Tensor) -> Tensor:
+        """The loss of a microbatch as a last stage has to give it: DeepSpeed divides by microbatches and by dp."""
+        loss: Tensor = self._score(logits_LBV, self._current.batches[int(number)].labels) / self._loss_tokens
+        self._loss += loss.detach()
+        return loss * (self.plan.layout.microbatches * self.plan.layout.dp)
+
+    def _enter(self, index: int) -> None:
+        self.model.mask_key.microbatch = self.comm.coordinate.dp * self.plan.layout.microbatches + index
+
+    def _before_update(self) -> bool:
+        """Takes hold of reduced gradients; whether DeepSpeed's own step shall run."""
+        if self.plan.layout.zero:
+            # It has to run to let gradients go; `_watch_partitions` decides on the update.
+            return True
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._names]
+        self._pieces = list(whole(list(self._names), gradients))
+        return self._updates
+
+    def _watch_partitions(self) -> None:
+        """ZeRO updates group by group: there the rank's part of the gradient stands beside its masters."""
+        optimizer, rank = self._engine.optimizer, self.comm.coordinate.dp
+        update = optimizer._optimizer_step  # noqa: SLF001, nothing public is called between reduction and update
+
+        def watched(group: int) -> None:
+            if self.plan.layout.zero == 3:
+                flat = optimizer.fp32_partitioned_groups_flat[group].grad
+                self._pieces += of_shards(optimizer.fp16_groups[group], flat, rank)
+            else:
+                partition = optimizer.single_partition_of_fp32_groups[group].grad
+                self._pieces += of_partition(optimizer.round_robin_bit16_groups[group], partition, rank)
+            if self._updates:
+                update(group)
+
+        optimizer._optimizer_step = watched  # noqa: SLF001
+
+    def _weights(self) -> Iterator[Piece]:
+        return of_weights(list(self._names), self.comm.coordinate.dp)
+
+    def _norm(self) -> float:
+        """Global norm, every number counted once: of a tied parameter the first stage's copy."""
+        square = torch.zeros((), dtype=torch.promote_types(self.dtype, torch.float32), device=self.device)
+        for piece in self._pieces:
+            if not getattr(piece.parameter, "ds_pipe_replicated", False):
+                square += torch.linalg.vector_norm(piece.values, dtype=square.dtype).square()
+        self._sum(square, "pp")
+        if self.plan.layout.zero:
+            self._sum(square, "dp")
+        return square.sqrt().item()
+
+    def _sum(self, tensor: Tensor, axis: str) -> Tensor:
+        """Sums in place over an axis."""
+        if self.comm.size(axis) > 1:
+            dist.all_reduce(tensor, group=self.comm.group(axis))
+        return tensor
+
+
+def _masters(optimizer: Any) -> list[Tensor]:
+    """What ZeRO keeps of the weights beside them."""
+    names = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
+    return [master for name in names for master in getattr(optimizer, name, [])]
