@@ -50,7 +50,7 @@ def step_events(share: Share, shape: StepShape) -> tuple[Total, ...]:
     for size, count in sizes.items():
         for event in _microbatch_events(share, shape, size, entries):
             counted[event] += count
-    for event in _gradient_events(share, shape):
+    for event in gradient_events(share, shape):
         counted[event] += 1
     return tuple(Total(event=event, count=count) for event, count in counted.items() if event.group_size > 1)
 
@@ -137,7 +137,8 @@ def _in_model(share: Share, entry: Entry, operation: Operation, payload_bytes: i
 # ---- once a step ----------------------------------------------------------------------------------------------------
 
 
-def _gradient_events(share: Share, shape: StepShape) -> Iterator[Event]:
+def gradient_events(share: Share, shape: StepShape) -> Iterator[Event]:
+    """What one rank sends after its last backward; some of it to itself alone."""
     layout, element = share.layout, shape.dtype_bytes
     yield _in_step("all_reduce", "dp", layout.dp, TOKEN_COUNT_BYTES, "loss.tokens")
     if layout.sp:

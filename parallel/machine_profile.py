@@ -18,7 +18,7 @@ from parallel.events import step_events
 from parallel.figures import StepShape
 from parallel.layouts import Layout
 from parallel.ledger import Event
-from parallel.machine import Machine
+from parallel.machine import Link, Machine
 from parallel.mesh import Coordinate
 from parallel.plan import Plan
 from parallel.plans import plan
@@ -45,8 +45,7 @@ def machine_profile(machine: Machine, config: ModelConfig, layout: Layout, shape
     moved = traffic_bytes(config, layout, counted.shape)
     collectives = _collectives(machine, config, layout, counted.shape)
     per_flop, per_byte = machine.flops_seconds(1.0, shape.dtype_bytes), machine.traffic_seconds(1.0)
-    neighbours = [machine.reach_over(layout.mesh, first, first + 1) for first in range(layout.pp - 1)]
-    link = machine.link("cluster" if "cluster" in neighbours else "node")
+    link = slowest_link(machine, layout)
     pieces = {
         piece: per_flop * getattr(counted, piece) + per_byte * moved.get(piece, Work()) + collectives[piece]
         for piece in PIECES
@@ -59,6 +58,12 @@ def machine_profile(machine: Machine, config: ModelConfig, layout: Layout, shape
         machine={"name": machine.name},
         **pieces,
     )
+
+
+def slowest_link(machine: Machine, layout: Layout) -> Link:
+    """Of those between neighbours of a layout's pipeline."""
+    neighbours = (machine.reach_over(layout.mesh, first, first + 1) for first in range(layout.pp - 1))
+    return machine.link("cluster" if "cluster" in neighbours else "node")
 
 
 def _collectives(machine: Machine, config: ModelConfig, layout: Layout, shape: StepShape) -> dict[str, Work]:

@@ -21,6 +21,7 @@ import dataclasses
 
 from models.costs import ParameterCounts, Side, norm_parameters, sides
 from parallel.figures import Optimizer
+from parallel.layouts import Layout
 from parallel.share import Share
 
 COUNTER_BYTES = 4
@@ -178,12 +179,26 @@ def state_bytes(share: Share, dtype_bytes: int, optimizer: Optimizer, *, master_
         optimizer: `sgd` or `adamw`.
         master_weights: whether the optimizer updates a float32 copy.
     """
-    count, zero = parameter_counts(share).total, share.layout.zero
-    dealt = -(-count // share.layout.dp)
+    return states_of(
+        parameter_counts(share).total,
+        num_tensors(share),
+        share.layout,
+        dtype_bytes,
+        optimizer,
+        master_weights=master_weights,
+    )
+
+
+def states_of(
+    count: int, num_tensors: int, layout: Layout, dtype_bytes: int, optimizer: Optimizer, *, master_weights: bool
+) -> StateBytes:
+    """The same of so many parameters in so many tensors; `zero` and `dp` of the layout are read."""
+    zero = layout.zero
+    dealt = -(-count // layout.dp)
     updated = dealt if zero >= 1 else count
     moments = 0
     if optimizer == "adamw":
-        moments = 2 * updated * (MASTER_BYTES if master_weights else dtype_bytes) + COUNTER_BYTES * num_tensors(share)
+        moments = 2 * updated * (MASTER_BYTES if master_weights else dtype_bytes) + COUNTER_BYTES * num_tensors
     return StateBytes(
         parameters=(dealt if zero >= 3 else count) * dtype_bytes,
         master_weights=updated * MASTER_BYTES * master_weights,

@@ -14,6 +14,7 @@ every rank holds as many chunks of the one as of the other. The cut sees to that
 Sources: interleaved, Narayanan et al. 2021 (arXiv 2104.04473), section 2.2; v, Qi et al. 2024 (arXiv 2405.15362).
 """
 
+import functools
 from typing import Literal, get_args
 
 Placement = Literal["linear", "interleaved", "v", "folded"]
@@ -38,6 +39,7 @@ def check_chunks(placement: Placement, pp: int, chunks: int) -> None:
         raise ValueError(f"placement {placement!r} with chunks = {chunks}: it {rule}; try {nearest}")
 
 
+@functools.lru_cache(maxsize=1024)
 def stage_ranks(placement: Placement, pp: int, chunks: int) -> tuple[int, ...]:
     """Pipeline coordinate of every stage; pp x chunks of them. Raises ValueError as `check_chunks` does."""
     check_chunks(placement, pp, chunks)

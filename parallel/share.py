@@ -69,8 +69,9 @@ class Share:
     def blocks(self, side: Side) -> tuple[int, ...]:
         """Indices, within their stack, of the blocks of a side that live here."""
         before = 0 if side == "encoder" else self.config.num_encoder_blocks
-        held = (block - before for stage in self.stages for block in range(stage.first, stage.last))
-        return tuple(block for block in held if 0 <= block < num_blocks(self.config, side))
+        end = before + num_blocks(self.config, side)
+        ranges = (range(max(stage.first, before), min(stage.last, end)) for stage in self.stages)
+        return tuple(block - before for held in ranges for block in held)
 
     def has_embedding(self, side: Side) -> bool:
         """Whether the stack's first block, and so its embedding, lives here."""

@@ -17,13 +17,13 @@ each microbatch is told at its end; loading of data; noise.
 
 import dataclasses
 import functools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 from models.config import ModelConfig
 from parallel.activations import saved_bytes
 from parallel.edges import Edge
-from parallel.events import step_events
+from parallel.events import gradient_events
 from parallel.figures import Optimizer, StepShape
 from parallel.flops import model_flops
 from parallel.layouts import Layout, microbatch_sizes
@@ -120,7 +120,7 @@ def step_time(
         seconds=seconds,
         timeline=timeline,
         gradient_seconds=done_seconds - timeline.makespan_seconds,
-        update_seconds=max(machine.traffic_seconds(_updated_bytes(held, layout)) for held in states),
+        update_seconds=max(machine.traffic_seconds(updated_bytes(held, layout)) for held in states),
         model_flops=layout.dp * model_flops(config, shape),
         peak_flops_per_second=layout.world_size * machine.peak_flops_per_second(shape.dtype_bytes),
     )
@@ -195,11 +195,10 @@ def _gradients(machine: Machine, made: Plan, kinds: Sequence[Share], shape: Step
     seconds: dict[tuple[int, str], float] = defaultdict(float)
     for share in kinds:
         own: dict[str, float] = defaultdict(float)
-        for total in step_events(share, shape):
-            event = total.event
-            if event.phase == "step":
+        for event, count in Counter(gradient_events(share, shape)).items():
+            if event.group_size > 1:
                 group = _group(made, mesh, share.coordinate, event)
-                own[event.site] += total.count * machine.collective_seconds(event.operation, event.payload_bytes, group)
+                own[event.site] += count * machine.collective_seconds(event.operation, event.payload_bytes, group)
         for site, taken in own.items():
             at = (share.coordinate.pp, site)
             seconds[at] = max(seconds[at], taken)
@@ -235,8 +234,8 @@ def _group(made: Plan, mesh: Mesh, at: Coordinate, event: Event) -> Sequence[int
     raise AssertionError(f"no group is known by {event.axis}")
 
 
-def _updated_bytes(states: StateBytes, layout: Layout) -> float:
-    """What an update reads and writes: its share of every state, once each."""
+def updated_bytes(states: StateBytes, layout: Layout) -> float:
+    """What an update reads and writes of a rank's states: its share of each, once."""
     # ZeRO 1 and 2 leave parameters whole, and gradients in the first case, but update a share only.
     whole = states.parameters + (states.gradients if layout.zero < 2 else 0)
     dealt = states.total - whole

@@ -1,0 +1,290 @@
+"""Which layout of a model takes least time for a step on a machine, of all that fit its devices?
+
+    frames  ->  pipelines of a frame  ->  cuts and schedules of a pipeline  ->  simulated steps
+
+Best first: whatever has the least lower bound (`parallel/search_bounds.py`) is taken next, and replaced by what it
+stands for, until it is a simulated step itself; then nothing is faster. Several goals share one search: the fastest of
+all, and the fastest of those that a restriction leaves, such as an even cut. A goal is reached when its fastest step
+is shorter than every bound that is left, or longer by `tolerance` at most. Layouts that do not fit are dropped as soon
+as a bound of their bytes tells, at the latest by the bytes of the fullest rank, before they are simulated.
+
+Schedules `list` are made last, of the fastest pipelines only: they take seconds each, and nothing bounds them below
+but what bounds them all. Everything is the same every time. Left out: what is searched (`parallel/search_space.py`).
+"""
+
+import dataclasses
+import heapq
+import itertools
+from collections.abc import Callable, Mapping
+
+from parallel.layouts import Layout
+from parallel.search_bounds import SPLIT, Bounds
+from parallel.search_space import Question
+from parallel.step_time import StepTime, step_time
+
+TOLERANCE = 0.005
+"""A goal is reached within half a percent."""
+NUM_LISTED = 2
+"""Pipelines that list schedules are made of."""
+BEST = "best"
+
+Restriction = Callable[[Layout], bool]
+"""Whether a layout with a named cut is left."""
+Observe = Callable[[int, int, float], None]
+"""Called with layouts decided, of how many are known, and the fastest step so far."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """The fastest layout of one goal.
+
+    Attributes:
+        layout: its cut is named.
+        cut: first blocks of stages 1, 2, ...
+        time: its step.
+        fullest_bytes: of the rank that needs most.
+        fullest_rank: its pipeline coordinate.
+        bound_seconds: no layout of the goal, `list` schedules aside, takes less.
+    """
+
+    layout: Layout
+    cut: tuple[int, ...]
+    time: StepTime
+    fullest_bytes: int
+    fullest_rank: int
+    bound_seconds: float
+
+    @property
+    def explicit(self) -> Layout:
+        """The same layout, its cut in numbers."""
+        return self.layout.replace(cut=self.cut) if self.layout.pp > 1 else self.layout
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Closest:
+    """Where nothing fits: a layout whose fullest rank needs least of those with one stage a rank, evenly cut, 1f1b."""
+
+    layout: Layout
+    fullest_bytes: int
+    fullest_rank: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What a search found.
+
+    Attributes:
+        found: by goal; a goal that nothing reaches is not in it.
+        closest: None where something fits.
+        num_frames: degrees and options before pipelines.
+        num_simulated: steps.
+        num_too_large: layouts that were refused by their exact bytes.
+    """
+
+    found: Mapping[str, Found]
+    closest: Closest | None
+    num_frames: int
+    num_simulated: int
+    num_too_large: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Node:
+    """What stands in the queue: a frame, a pipeline of it with a named cut, or one with first blocks and schedule."""
+
+    layout: Layout
+    goals: frozenset[str]
+    is_frame: bool = False
+    cut: tuple[int, ...] | None = None
+
+
+def search(
+    question: Question,
+    restrictions: Mapping[str, Restriction] | None = None,
+    *,
+    tolerance: float = TOLERANCE,
+    num_listed: int = NUM_LISTED,
+    observe: Observe | None = None,
+) -> Answer:
+    """The fastest layouts that fit.
+
+    Args:
+        question: what is searched for.
+        restrictions: further goals, by name.
+        tolerance: by how much of its time a goal's step may be longer than the least one.
+        num_listed: pipelines that list schedules are made of.
+        observe: called now and then.
+    """
+    return _Search(question, restrictions or {}, tolerance, observe).run(num_listed)
+
+
+class _Search:
+    def __init__(
+        self, question: Question, restrictions: Mapping[str, Restriction], tolerance: float, observe: Observe | None
+    ) -> None:
+        self._question, self._bounds = question, Bounds(question)
+        self._restrictions, self._tolerance, self._observe = restrictions, tolerance, observe
+        self._capacity = question.machine.device.capacity_bytes
+        self._best: dict[str, Found] = {}
+        self._tried: dict[Layout, Found | None] = {}
+        self._queue: list[tuple[float, int, _Node]] = []
+        self._count = itertools.count()
+        self._num_decided = self._num_simulated = self._num_too_large = 0
+
+    def run(self, num_listed: int) -> Answer:
+        frames = list(self._question.frames())
+        goals = frozenset((BEST, *self._restrictions))
+        for frame in frames:
+            if self._bounds.bytes.least(frame, self._question.size(frame)) <= self._capacity:
+                self._push(self._bounds.frame_seconds(frame), _Node(frame, goals, is_frame=True))
+        reached: dict[str, float] = {}
+        while self._queue and len(reached) < len(goals):
+            bound, _, node = heapq.heappop(self._queue)
+            self._num_decided += 1
+            for goal in goals - reached.keys():
+                if goal in self._best and self._best[goal].time.step_seconds <= bound * (1 + self._tolerance):
+                    reached[goal] = bound
+            if node.goals <= reached.keys():
+                continue
+            self._open(bound, node)
+            if self._observe is not None:
+                fastest = min((found.time.step_seconds for found in self._best.values()), default=float("inf"))
+                self._observe(self._num_decided, self._num_decided + len(self._queue), fastest)
+        self._list(num_listed)
+        found = {
+            goal: dataclasses.replace(
+                self._best[goal],
+                bound_seconds=min(reached.get(goal, float("inf")), self._best[goal].time.step_seconds),
+            )
+            for goal in (BEST, *self._restrictions)
+            if goal in self._best
+        }
+        return Answer(
+            found=found,
+            closest=None if found else self._closest(frames),
+            num_frames=len(frames),
+            num_simulated=self._num_simulated,
+            num_too_large=self._num_too_large,
+        )
+
+    # ---- from bound to bound ------------------------------------------------------------------------------------
+
+    def _push(self, bound: float, node: _Node) -> None:
+        heapq.heappush(self._queue, (bound, next(self._count), node))
+
+    def _open(self, bound: float, node: _Node) -> None:
+        if node.is_frame:
+            for layout in self._question.pipelines(node.layout):
+                self._open_pipeline(bound, node, layout)
+        elif node.cut is None:
+            self._cut(bound, node)
+        else:
+            self._simulate(node.layout, node.cut)
+
+    def _open_pipeline(self, bound: float, node: _Node, layout: Layout) -> None:
+        for is_split in (False, True):
+            schedules = [name for name in self._question.schedules(layout) if (name in SPLIT) == is_split]
+            if not schedules:
+                continue
+            likely = layout.replace(schedule=schedules[0])
+            least = bound
+            if layout.chunks == 1:
+                least = max(bound, self._bounds.linear_seconds(layout, split=is_split))
+            self._push(least, _Node(likely, self._goals(likely, schedules)))
+
+    def _cut(self, bound: float, node: _Node) -> None:
+        """Replaces a pipeline by its schedules, all with the same stages."""
+        is_split = node.layout.schedule in SPLIT
+        cut = self._bounds.cut(node.layout)
+        least = max(bound, self._bounds.pipeline_seconds(node.layout, cut)[is_split])
+        for schedule in self._question.schedules(node.layout):
+            if (schedule in SPLIT) == is_split:
+                layout = node.layout.replace(schedule=schedule)
+                self._push(least, _Node(layout, self._goals(layout, [schedule]), cut=cut))
+
+    def _goals(self, layout: Layout, schedules: list[str]) -> frozenset[str]:
+        """Goals that a layout with one of these schedules reaches."""
+        made = [layout.replace(schedule=schedule) for schedule in schedules]
+        return frozenset((BEST, *(goal for goal, holds in self._restrictions.items() if any(map(holds, made)))))
+
+    # ---- steps --------------------------------------------------------------------------------------------------
+
+    def _simulate(self, layout: Layout, cut: tuple[int, ...]) -> None:
+        explicit = layout.replace(cut=cut) if layout.pp > 1 else layout
+        if explicit not in self._tried:
+            self._tried[explicit] = self._step(layout, explicit, cut)
+        found = self._tried[explicit]
+        if found is None:
+            return
+        # Other names may stand for the same first blocks.
+        self._keep(dataclasses.replace(found, layout=layout))
+
+    def _step(self, layout: Layout, explicit: Layout, cut: tuple[int, ...]) -> Found | None:
+        question, time = self._question, None
+        if layout.schedule == "list":
+            time = self._time(explicit)
+        size = question.size(layout)
+        most, rank = self._bounds.bytes.fullest(layout, cut, size, None if time is None else time.plan.table)
+        if most > self._capacity:
+            self._num_too_large += 1
+            return None
+        return Found(
+            layout=layout,
+            cut=cut,
+            time=self._time(explicit) if time is None else time,
+            fullest_bytes=most,
+            fullest_rank=rank,
+            bound_seconds=0.0,
+        )
+
+    def _time(self, explicit: Layout) -> StepTime:
+        question = self._question
+        self._num_simulated += 1
+        return step_time(
+            question.machine,
+            question.config,
+            explicit,
+            question.shape(explicit.dp),
+            profile=self._bounds.profile(explicit),
+            optimizer=question.optimizer,
+            master_weights=question.master_weights,
+        )
+
+    def _keep(self, found: Found) -> None:
+        for goal in self._goals(found.layout, [found.layout.schedule]):
+            best = self._best.get(goal)
+            if best is None or _order(found) < _order(best):
+                self._best[goal] = found
+
+    def _list(self, num_listed: int) -> None:
+        """Makes list schedules of the fastest pipelines."""
+        wanted = self._question.fixed.get("schedule", "list") == "list"
+        known = [found for found in self._tried.values() if found is not None and found.layout.pp > 1]
+        pipelines: dict[Layout, Found] = {}
+        for found in sorted(known, key=_order):
+            pipelines.setdefault(found.explicit.replace(schedule="gpipe"), found)
+        for found in list(pipelines.values())[: num_listed * wanted]:
+            layout = found.layout.replace(schedule="list")
+            self._simulate(layout, found.cut)
+
+    # ---- nothing fits -------------------------------------------------------------------------------------------
+
+    def _closest(self, frames: list[Layout]) -> Closest:
+        """The frame whose fullest rank needs least."""
+        size = self._question.size
+        closest: Closest | None = None
+        bounds = sorted((self._bounds.bytes.least(frame, size(frame)), index) for index, frame in enumerate(frames))
+        for least, index in bounds:
+            if closest is not None and closest.fullest_bytes <= least:
+                break
+            frame = frames[index]
+            most, rank = self._bounds.bytes.fullest(frame, self._bounds.cut(frame), size(frame))
+            if closest is None or most < closest.fullest_bytes:
+                closest = Closest(layout=frame, fullest_bytes=most, fullest_rank=rank)
+        assert closest is not None, "a question has frames"
+        return closest
+
+
+def _order(found: Found) -> tuple[float, int, str]:
+    """The shortest step, of equal ones that with fewest bytes, and so on."""
+    return found.time.step_seconds, found.fullest_bytes, found.layout.label

@@ -1,0 +1,208 @@
+"""How fast is any layout at best, before anything is simulated? Lower bounds of a step, each quicker than the next.
+
+With m microbatches on p ranks, w the work on one microbatch of a rank, W of the model, all in seconds:
+
+    frame       whatever the cut and schedule. The mean over the ranks: what the first microbatch takes to get to rank
+                r, at least r (a block's forward + a message), m w, and its gradients over dp
+    linear      one stage a rank and whole backwards: rank r works m w after all forwards of the ranks before it, and
+                before their backwards. S, the work of the ranks before it, is least for every rank at once if
+                w = (T - S) / m, so T = W / (1 - (1 - 1 / m)^p); with split backwards forwards alone stand before it,
+                a share f of w at least: T = W f / (1 - (1 - f / m)^p)
+    pipeline    the same with the stages of a cut: for every rank, forwards and messages before it, its work, and where
+                backwards are whole backwards and messages after it; then gradients over dp
+
+The update is that of the fullest rank, or of the mean one. No step of `parallel/step_time.py` is shorter. Left out:
+sums over tp, pp and tied ranks after the last backward, idle time between the first and the last action of a rank.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+
+from parallel.layouts import Layout
+from parallel.ledger import Operation
+from parallel.machine import Link
+from parallel.machine_profile import machine_profile, slowest_link
+from parallel.mesh import Coordinate
+from parallel.partition import Carried, crossing, first_blocks, stages_of
+from parallel.placement import stage_ranks
+from parallel.profile import PIECES, Profile, Work
+from parallel.rank_bytes import Held, RankBytes
+from parallel.search_space import Question
+from parallel.stage_costs import stage_seconds
+from parallel.step_time import updated_bytes
+
+SPLIT = ("zb_h1", "zb_h2", "zb_v")
+"""Schedules with backwards in two halves."""
+_BELOW = 1 - 1e-9
+"""Sums of floats in another order differ by less."""
+
+
+class Bounds:
+    """Bounds of the layouts of one question; what several layouts share is computed once.
+
+    Attributes:
+        question: what is searched for.
+        bytes: of ranks.
+    """
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self.bytes = RankBytes(
+            config=question.config,
+            source_length=question.source_length,
+            target_length=question.target_length,
+            dtype_bytes=question.dtype_bytes,
+            optimizer=question.optimizer,
+            master_weights=question.master_weights,
+        )
+        self._profiles: dict[tuple[object, ...], Profile] = {}
+        self._cuts: dict[tuple[object, ...], tuple[int, ...]] = {}
+        self._link = functools.cache(self._find_link)
+        self._slowest = functools.cache(lambda tp, pp, dp: slowest_link(question.machine, Layout(tp=tp, pp=pp, dp=dp)))
+        self._over_dp = functools.cache(self._find_over_dp)
+
+    # ---- what a layout is made of -------------------------------------------------------------------------------
+
+    def profile(self, layout: Layout) -> Profile:
+        """Seconds of the pieces, as `machine_profile` tells them."""
+        size = self.question.size(layout)
+        key = (layout.tp, layout.sp, layout.recompute, layout.memory_gather, layout.attention, size)
+        link = self._slowest(layout.tp, layout.pp, layout.dp)
+        if (*key, link) not in self._profiles:
+            if key not in self._profiles:
+                shape = self.question.shape(layout.dp)
+                self._profiles[key] = machine_profile(self.question.machine, self.question.config, layout, shape)
+            self._profiles[*key, link] = dataclasses.replace(
+                self._profiles[key], transfer_cost=link.latency_seconds, byte_cost=link.occupancy_seconds(1)
+            )
+        return self._profiles[*key, link]
+
+    def cut(self, layout: Layout) -> tuple[int, ...]:
+        """First blocks of stages 1, 2, ... of a layout's cut; the schedule is read where it is `list`."""
+        if not isinstance(layout.cut, str):
+            return layout.cut
+        key: tuple[object, ...] = (layout.cut, layout.pp, layout.chunks, layout.placement)
+        profile = None
+        if layout.cut != "even":
+            weighs_all = layout.microbatches if layout.schedule == "list" else 0
+            profile = self.profile(layout)
+            options = (layout.tp, layout.sp, layout.recompute, layout.memory_gather, layout.attention)
+            key += (*options, profile.num_sequences, profile.transfer_cost, layout.transport, weighs_all)
+        if key not in self._cuts:
+            self._cuts[key] = first_blocks(self.question.config, layout, profile)
+        return self._cuts[key]
+
+    # ---- bounds -------------------------------------------------------------------------------------------------
+
+    def frame_seconds(self, layout: Layout) -> float:
+        """Of every layout of a frame, whatever its cut and schedule."""
+        profile, pp, m = self.profile(layout), layout.pp, layout.microbatches
+        model = profile.model
+        sides = [block for block in (profile.encoder_block, profile.decoder_block) if block.total]
+        held = self._whole(layout)
+        summed = [self._gradient_seconds(layout, rank, held.num_elements / pp) for rank in range(pp)]
+        before = min(block.forward for block in sides) + self._least_message(layout, profile)
+        mean = m * model.total / pp + before * (pp - 1) / 2 + min(summed)
+        blocks = math.ceil(self.question.config.num_blocks / pp)
+        most = m * blocks * min(block.total for block in sides)
+        lone = model.forward + model.backward_input
+        update = self.question.machine.traffic_seconds(updated_bytes(self.bytes.states(layout, held), layout) / pp)
+        return (max(mean, most, lone) + update) * _BELOW
+
+    def linear_seconds(self, layout: Layout, *, split: bool) -> float:
+        """Of every layout of a frame with one stage a rank, update and gradients apart."""
+        profile, m = self.profile(layout), layout.microbatches
+        share = 1.0
+        if split:
+            works: list[Work] = [getattr(profile, piece) for piece in PIECES]
+            share = min(work.forward / work.total for work in works if work.total)
+        filled = -math.expm1(layout.pp * math.log1p(-share / m)) if share < m else 1.0
+        return profile.model.total * share / filled * _BELOW if share else 0.0
+
+    def pipeline_seconds(self, layout: Layout, cut: Sequence[int]) -> tuple[float, ...]:
+        """Of a layout with a cut: under schedules with whole backwards, and with split ones."""
+        profile, m = self.profile(layout), layout.microbatches
+        stages = stages_of(self.question.config, cut)
+        ranks = stage_ranks(layout.placement, layout.pp, layout.chunks)
+        seconds = stage_seconds(profile, stages)
+        sent = [self._sent(layout, profile, ranks, stage, last) for stage, last in enumerate(cut)]
+        heads, tails, halves = (
+            [0.0, *itertools.accumulate(map(sum, zip(way, (*sent, 0.0), strict=True)))]
+            for way in (seconds.forward, seconds.backward, seconds.backward_input)
+        )
+        works, inputs = [0.0] * layout.pp, [0.0] * layout.pp
+        for rank, forward, backward_input, total in zip(
+            ranks, seconds.forward, seconds.backward_input, seconds.total, strict=True
+        ):
+            works[rank] += total
+            inputs[rank] += forward + backward_input
+        held = self.bytes.held(layout, cut)
+        summed = [self._gradient_seconds(layout, rank, held[rank].num_elements) for rank in range(layout.pp)]
+        # A rank's first stage is that of its own number, on every placement.
+        ends = [heads[rank] + m * works[rank] for rank in range(layout.pp)]
+        done = max(map(sum, zip(ends, summed, strict=True)))
+        whole = max(end + tails[rank] for rank, end in enumerate(ends))
+        split = max(heads[rank] + m * inputs[rank] + halves[rank] for rank in range(layout.pp))
+        update = max(
+            self.question.machine.traffic_seconds(updated_bytes(self.bytes.states(layout, one), layout)) for one in held
+        )
+        whole, split = max(whole, heads[-1] + tails[-1]), max(split, heads[-1] + halves[-1])
+        return tuple((max(done, last + min(summed)) + update) * _BELOW for last in (whole, split))
+
+    # ---- communication ------------------------------------------------------------------------------------------
+
+    def _sent(self, layout: Layout, profile: Profile, ranks: Sequence[int], stage: int, last: int) -> float:
+        """Seconds of a message from a stage, which ends before block `last`, to the next one."""
+        if ranks[stage] == ranks[stage + 1]:
+            return 0.0
+        config = self.question.config
+        names: tuple[Carried, ...] = crossing(config, last)
+        if layout.transport == "direct" and last > config.num_encoder_blocks:
+            names = tuple(name for name in names if name != "memory")
+        link = self._link(layout.tp, layout.pp, layout.dp, ranks[stage], ranks[stage + 1])
+        return link.latency_seconds + link.occupancy_seconds(sum(map(profile.carried_bytes, names)))
+
+    def _least_message(self, layout: Layout, profile: Profile) -> float:
+        config = self.question.config
+        lengths: list[Carried] = ["source", "target"] if config.has_cross_attention else ["target"]
+        if not config.has_decoder:
+            lengths = ["source"]
+        size = min(map(profile.carried_bytes, lengths))
+        links = [self._link(layout.tp, layout.pp, layout.dp, rank, rank + 1) for rank in range(layout.pp - 1)]
+        return min((link.latency_seconds + link.occupancy_seconds(size) for link in links), default=0.0)
+
+    def _find_link(self, tp: int, pp: int, dp: int, first: int, last: int) -> Link:
+        machine = self.question.machine
+        return machine.link(machine.reach_over(Layout(tp=tp, pp=pp, dp=dp).mesh, first, last))
+
+    def _gradient_seconds(self, layout: Layout, rank: int, num_elements: float) -> float:
+        """What a rank with so many parameters takes for them over dp."""
+        if layout.dp == 1:
+            return 0.0
+        counts = {"all_reduce": 1} if layout.zero == 0 else {"reduce_scatter": 1, "all_gather": 1}
+        if layout.zero >= 2:
+            counts["reduce_scatter"] = layout.microbatches
+        if layout.zero == 3:
+            counts["all_gather"] = 2 * layout.microbatches
+        seconds = 0.0
+        for operation, count in counts.items():
+            latency, per_byte = self._over_dp(operation, layout.tp, layout.pp, layout.dp, rank)
+            seconds += count * (latency + per_byte * num_elements * self.question.dtype_bytes)
+        return seconds
+
+    def _find_over_dp(self, operation: Operation, tp: int, pp: int, dp: int, rank: int) -> tuple[float, float]:
+        """Latency, and seconds of a byte, of a collective over the replicas of a pipeline rank."""
+        machine, mesh = self.question.machine, Layout(tp=tp, pp=pp, dp=dp).mesh
+        costs = []
+        for coordinate in range(tp):
+            group = mesh.peers(mesh.rank(Coordinate(dp=0, pp=rank, cp=0, tp=coordinate)), "dp")
+            latency = machine.collective_seconds(operation, 0, group)
+            costs.append((latency, (machine.collective_seconds(operation, dp, group) - latency) / dp))
+        return min(latency for latency, _ in costs), min(per_byte for _, per_byte in costs)
+
+    def _whole(self, layout: Layout) -> Held:
+        alone = layout.replace(pp=1, chunks=1, placement="linear", schedule="1f1b", cut="even", transport="relay")
+        return self.bytes.held(alone, ())[0]
