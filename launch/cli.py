@@ -26,7 +26,7 @@ COMMANDS = {
     "profile": ("launch.profiling:profile_command", "Measure what the pieces of a model cost on this machine."),
     "simulate": ("launch.simulation:simulate_command", "Predict the steps of an experiment on a machine."),
     "transports": ("launch.transports:transports_command", "Compare how the memory gets to the decoder's stages."),
-    "plan": ("launch.inspection:plan_command", "Show what a layout does to a model, without running it."),
+    "plan": ("launch.planning:plan_command", "Search the fastest layouts on a machine, or show what one does."),
 }
 """Name -> where the command stands, and what it does in one line."""
 
@@ -51,6 +51,7 @@ A first look, without any process:
   twinshard plan t5-small --tp 4 --sp --pp 2 --microbatches 4
   twinshard account t5-11b --tp 8 --dp 4 --device-bytes 80e9
   twinshard fit llama-2-70b --device-bytes 80e9 --devices 1024
+  twinshard plan t5-11b --machine a100 --devices 64 --sequences 512
 \b
 With ranks started from outside, on one node or several (see launch/scripts):
   torchrun --nproc-per-node 4 -m launch FILE

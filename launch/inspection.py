@@ -3,18 +3,17 @@
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from launch.layout_options import layout_of, layout_options
 from launch.sheets import Cell, Format, Sheet, format_option, show
 from launch.step_options import counted_model
 from models.config import ModelConfig
 from models.costs import ParameterCounts, parameter_counts
 from models.named import MODEL_NAMES, named_model
+from parallel.layouts import Layout
 from parallel.partition import Stage
 from parallel.plan import Plan
 from parallel.plans import plan
@@ -86,22 +85,8 @@ def _sheet(title: str, names: list[str], rows: list[dict[str, Cell]]) -> Sheet:
     return Sheet(title=title, headings=headings, rows=[[row[name] for name in names] for row in rows])
 
 
-@click.command("plan")
-@click.argument("model")
-@layout_options
-def plan_command(model: str, **chosen: Any) -> int:
-    """Show what a layout does to MODEL: its stages, each kind of module, and the schedule.
-
-    MODEL is a name that `twinshard models` lists, or a config.json of Hugging Face. Nothing is run.
-
-    \b
-    Examples:
-      twinshard plan t5-small --tp 2 --sp
-      twinshard plan t5-small --pp 4 --cut aligned --microbatches 8
-      twinshard plan llama-2-70b --tp 8 --pp 4 --microbatches 16 --schedule gpipe
-    """  # noqa: D301 - click reads the character
-    config = ModelConfig.from_hf(Path(model)) if Path(model).exists() else named_model(model)
-    layout = layout_of(chosen)
+def show_plan(config: ModelConfig, layout: Layout) -> None:
+    """Write what a layout does to a model: its stages, each kind of module, and the schedule."""
     made = plan(config, layout)
     console = Console(width=max(130, Console().width))
     console.print(
@@ -113,7 +98,6 @@ def plan_command(model: str, **chosen: Any) -> int:
         holders = ", ".join(f"pipeline rank {rank} as {name}" for rank, name in shared.holders)
         console.print(f"{shared.name} is held by {holders}; its gradients are summed", highlight=False)
     console.print(f"\nschedule, a line a rank (all actions drawn equally long)\n{grid(made.table)}", highlight=False)
-    return 0
 
 
 def _stages(made: Plan) -> Table:

@@ -62,10 +62,11 @@ def layout_options(command: Command) -> Command:
 
 def layout_of(chosen: dict[str, Any]) -> Layout:
     """The layout of the options as click gives them. Raises ValueError when they contradict each other."""
-    return Layout(**{**chosen, "cut": _cut(chosen["cut"])})
+    return Layout(**{**chosen, "cut": cut_of(chosen["cut"])})
 
 
-def _cut(text: str) -> Cut:
+def cut_of(text: str) -> Cut:
+    """A cut as it is typed. Raises ValueError for anything else."""
     for name in get_args(NamedCut):
         if text == name:
             named: NamedCut = name

@@ -114,6 +114,11 @@ class RankBytes:
             self._held[key] = tuple(Held(parameter_counts(share).total, num_tensors(share)) for share in shares)
         return self._held[key]
 
+    def block_elements(self, layout: Layout, block: int) -> int:
+        """Parameters of a block that is no end of its stack."""
+        alone = Stage(index=0, first=block, last=block + 1, inputs=(), outputs=())
+        return parameter_counts(self._share(_alone(layout), (alone,), 0)).total
+
     def states(self, layout: Layout, held: Held) -> StateBytes:
         """States of a rank that holds so many parameters."""
         return states_of(*held, layout, self.dtype_bytes, self.optimizer, master_weights=self.master_weights)
@@ -133,8 +138,7 @@ class RankBytes:
                 target_length=self.target_length,
                 dtype_bytes=self.dtype_bytes,
             )
-            one = layout.replace(pp=1, chunks=1, placement="linear", schedule="1f1b", cut="even", microbatches=1)
-            self._saved[key] = saved_bytes(self._share(one, (alone,), 0), shape, size)
+            self._saved[key] = saved_bytes(self._share(_alone(layout), (alone,), 0), shape, size)
         return self._saved[key]
 
     def fullest(self, layout: Layout, cut: Sequence[int], size: int, table: Table | None = None) -> tuple[int, int]:
@@ -165,10 +169,12 @@ class RankBytes:
 
         Every rank holds its states, and keeps one microbatch of all its stages when it has just run their forwards.
         """
-        alone = layout.replace(pp=1, chunks=1, placement="linear", schedule="1f1b", cut="even", transport="relay")
         whole = stages_of(self.config, ())[0]
-        states = self.states(layout, self.held(alone, ())[0])
-        return (states.total + self.saved(alone, whole, size).total) / layout.pp
+        return (self.states(layout, self.whole(layout)).total + self.saved(layout, whole, size).total) / layout.pp
+
+    def whole(self, layout: Layout) -> Held:
+        """Parameters of a rank that holds all stages."""
+        return self.held(_alone(layout), ())[0]
 
     def _share(self, layout: Layout, stages: Sequence[Stage], rank: int) -> Share:
         # Entries and copies of shared parameters tell of communication, which takes no bytes here.
@@ -178,6 +184,13 @@ class RankBytes:
     @staticmethod
     def _find_moments(schedule: str, ranks: Sequence[int], microbatches: int) -> tuple[tuple[Moment, ...], ...]:
         return tuple(moments(row) for row in BUILDERS[schedule](ranks, microbatches))
+
+
+def _alone(layout: Layout) -> Layout:
+    """The same work on one stage."""
+    return layout.replace(
+        pp=1, chunks=1, placement="linear", schedule="1f1b", cut="even", transport="relay", microbatches=1
+    )
 
 
 def _peak(row: Iterable[Moment], saved: Sequence[Saved]) -> int:

@@ -15,15 +15,17 @@ but what bounds them all. Everything is the same every time. Left out: what is s
 import dataclasses
 import heapq
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from parallel.layouts import Layout
+from parallel.layouts import Layout, Schedule
 from parallel.search_bounds import SPLIT, Bounds
 from parallel.search_space import Question
 from parallel.step_time import StepTime, step_time
 
 TOLERANCE = 0.005
 """A goal is reached within half a percent."""
+NUM_OTHERS = 120
+"""Pipelines with several stages a rank or split backwards that are cut."""
 NUM_LISTED = 2
 """Pipelines that list schedules are made of."""
 BEST = "best"
@@ -90,12 +92,13 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Node:
-    """What stands in the queue: a frame, a pipeline of it with a named cut, or one with first blocks and schedule."""
+    """A pipeline with a named cut, under schedules with whole or with split backwards; or the frame of many."""
 
+    bound: float
     layout: Layout
     goals: frozenset[str]
-    is_frame: bool = False
-    cut: tuple[int, ...] | None = None
+    schedules: tuple[Schedule, ...] = ()
+    """None of a frame."""
 
 
 def search(
@@ -103,6 +106,7 @@ def search(
     restrictions: Mapping[str, Restriction] | None = None,
     *,
     tolerance: float = TOLERANCE,
+    num_others: int = NUM_OTHERS,
     num_listed: int = NUM_LISTED,
     observe: Observe | None = None,
 ) -> Answer:
@@ -112,18 +116,25 @@ def search(
         question: what is searched for.
         restrictions: further goals, by name.
         tolerance: by how much of its time a goal's step may be longer than the least one.
+        num_others: pipelines with several stages a rank or with split backwards that are cut, at most.
         num_listed: pipelines that list schedules are made of.
         observe: called now and then.
     """
-    return _Search(question, restrictions or {}, tolerance, observe).run(num_listed)
+    return _Search(question, restrictions or {}, tolerance, num_others, observe).run(num_listed)
 
 
 class _Search:
     def __init__(
-        self, question: Question, restrictions: Mapping[str, Restriction], tolerance: float, observe: Observe | None
+        self,
+        question: Question,
+        restrictions: Mapping[str, Restriction],
+        tolerance: float,
+        num_others: int,
+        observe: Observe | None,
     ) -> None:
         self._question, self._bounds = question, Bounds(question)
         self._restrictions, self._tolerance, self._observe = restrictions, tolerance, observe
+        self._num_others = num_others
         self._capacity = question.machine.device.capacity_bytes
         self._best: dict[str, Found] = {}
         self._tried: dict[Layout, Found | None] = {}
@@ -134,27 +145,17 @@ class _Search:
     def run(self, num_listed: int) -> Answer:
         frames = list(self._question.frames())
         goals = frozenset((BEST, *self._restrictions))
-        for frame in frames:
-            if self._bounds.bytes.least(frame, self._question.size(frame)) <= self._capacity:
-                self._push(self._bounds.frame_seconds(frame), _Node(frame, goals, is_frame=True))
-        reached: dict[str, float] = {}
-        while self._queue and len(reached) < len(goals):
-            bound, _, node = heapq.heappop(self._queue)
-            self._num_decided += 1
-            for goal in goals - reached.keys():
-                if goal in self._best and self._best[goal].time.step_seconds <= bound * (1 + self._tolerance):
-                    reached[goal] = bound
-            if node.goals <= reached.keys():
-                continue
-            self._open(bound, node)
-            if self._observe is not None:
-                fastest = min((found.time.step_seconds for found in self._best.values()), default=float("inf"))
-                self._observe(self._num_decided, self._num_decided + len(self._queue), fastest)
+        nodes = [
+            _Node(self._bounds.frame_seconds(frame), frame, goals)
+            for frame in frames
+            if self._bounds.bytes.least(frame, self._question.size(frame)) <= self._capacity
+        ]
+        self._search_plain(nodes)
+        left = self._search_others(nodes)
         self._list(num_listed)
         found = {
             goal: dataclasses.replace(
-                self._best[goal],
-                bound_seconds=min(reached.get(goal, float("inf")), self._best[goal].time.step_seconds),
+                self._best[goal], bound_seconds=min(left[goal], self._best[goal].time.step_seconds)
             )
             for goal in (BEST, *self._restrictions)
             if goal in self._best
@@ -169,40 +170,83 @@ class _Search:
 
     # ---- from bound to bound ------------------------------------------------------------------------------------
 
-    def _push(self, bound: float, node: _Node) -> None:
-        heapq.heappush(self._queue, (bound, next(self._count), node))
-
-    def _open(self, bound: float, node: _Node) -> None:
-        if node.is_frame:
-            for layout in self._question.pipelines(node.layout):
-                self._open_pipeline(bound, node, layout)
-        elif node.cut is None:
-            self._cut(bound, node)
-        else:
-            self._simulate(node.layout, node.cut)
-
-    def _open_pipeline(self, bound: float, node: _Node, layout: Layout) -> None:
-        for is_split in (False, True):
-            schedules = [name for name in self._question.schedules(layout) if (name in SPLIT) == is_split]
-            if not schedules:
+    def _search_plain(self, nodes: Sequence[_Node]) -> None:
+        """Takes pipelines with one stage a rank and whole backwards, the least bound first, until none is faster."""
+        for node in nodes:
+            self._push(node.bound, node)
+        while self._queue:
+            node = self._pop()
+            if not self._is_open(node):
                 continue
-            likely = layout.replace(schedule=schedules[0])
-            least = bound
-            if layout.chunks == 1:
-                least = max(bound, self._bounds.linear_seconds(layout, split=is_split))
-            self._push(least, _Node(likely, self._goals(likely, schedules)))
+            if node.schedules:
+                self._try(node)
+                continue
+            for pipeline in self._pipelines(node, are_plain=True):
+                self._push(pipeline.bound, pipeline)
 
-    def _cut(self, bound: float, node: _Node) -> None:
-        """Replaces a pipeline by its schedules, all with the same stages."""
-        is_split = node.layout.schedule in SPLIT
+    def _search_others(self, nodes: Sequence[_Node]) -> dict[str, float]:
+        """Takes the other pipelines, the likeliest first, so many of them; returns the least bound left by goal."""
+        frames = [node for node in nodes if self._is_open(node)]
+        for node in frames:
+            for pipeline in self._pipelines(node, are_plain=False):
+                if self._is_open(pipeline):
+                    is_split = pipeline.schedules[0] in SPLIT
+                    likely = self._bounds.likely_seconds(pipeline.layout, pipeline.bound, split=is_split)
+                    self._push(likely, pipeline)
+        num_left = self._num_others
+        while self._queue and num_left:
+            node = self._pop()
+            if self._is_open(node):
+                self._try(node)
+                num_left -= 1
+        left = dict.fromkeys((BEST, *self._restrictions), float("inf"))
+        for _, _, node in self._queue:
+            for goal in node.goals:
+                left[goal] = min(left[goal], node.bound)
+        return {goal: max(bound, 0.0) for goal, bound in left.items()}
+
+    def _push(self, order: float, node: _Node) -> None:
+        heapq.heappush(self._queue, (order, next(self._count), node))
+
+    def _pop(self) -> _Node:
+        _, _, node = heapq.heappop(self._queue)
+        self._num_decided += 1
+        if self._observe is not None:
+            fastest = self._best[BEST].time.step_seconds if BEST in self._best else float("inf")
+            self._observe(self._num_decided, self._num_decided + len(self._queue), fastest)
+        return node
+
+    def _is_open(self, node: _Node) -> bool:
+        """Whether it may hold a faster step of some goal."""
+        return any(node.bound * (1 + self._tolerance) < self._seconds(goal) for goal in node.goals)
+
+    def _seconds(self, goal: str) -> float:
+        return self._best[goal].time.step_seconds if goal in self._best else float("inf")
+
+    def _pipelines(self, node: _Node, *, are_plain: bool) -> Iterator[_Node]:
+        """Pipelines of a frame, those with whole and those with split backwards apart."""
+        for layout in self._question.pipelines(node.layout):
+            able = self._question.schedules(layout)
+            for is_split in (False, True):
+                schedules = tuple(name for name in able if (name in SPLIT) == is_split)
+                is_plain = layout.chunks == 1 and not is_split
+                if not schedules or is_plain != are_plain:
+                    continue
+                bound = node.bound
+                if layout.chunks == 1:
+                    bound = max(bound, self._bounds.linear_seconds(layout, split=is_split))
+                yield _Node(bound, layout, self._goals(layout, schedules), schedules)
+
+    def _try(self, node: _Node) -> None:
+        """Cuts a pipeline, and simulates its schedules unless a closer bound tells that none of them is faster."""
         cut = self._bounds.cut(node.layout)
-        least = max(bound, self._bounds.pipeline_seconds(node.layout, cut)[is_split])
-        for schedule in self._question.schedules(node.layout):
-            if (schedule in SPLIT) == is_split:
-                layout = node.layout.replace(schedule=schedule)
-                self._push(least, _Node(layout, self._goals(layout, [schedule]), cut=cut))
+        bound = max(node.bound, self._bounds.pipeline_seconds(node.layout, cut)[node.schedules[0] in SPLIT])
+        for schedule in node.schedules:
+            layout = node.layout.replace(schedule=schedule)
+            if self._is_open(_Node(bound, layout, self._goals(layout, [schedule]))):
+                self._simulate(layout, cut)
 
-    def _goals(self, layout: Layout, schedules: list[str]) -> frozenset[str]:
+    def _goals(self, layout: Layout, schedules: Sequence[Schedule]) -> frozenset[str]:
         """Goals that a layout with one of these schedules reaches."""
         made = [layout.replace(schedule=schedule) for schedule in schedules]
         return frozenset((BEST, *(goal for goal, holds in self._restrictions.items() if any(map(holds, made)))))
@@ -285,6 +329,6 @@ class _Search:
         return closest
 
 
-def _order(found: Found) -> tuple[float, int, str]:
-    """The shortest step, of equal ones that with fewest bytes, and so on."""
-    return found.time.step_seconds, found.fullest_bytes, found.layout.label
+def _order(found: Found) -> tuple[float, int, bool, str]:
+    """The shortest step, of equal ones that with fewest bytes, rather one with a name."""
+    return found.time.step_seconds, found.fullest_bytes, found.layout.schedule == "list", found.layout.label

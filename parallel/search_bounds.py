@@ -5,9 +5,9 @@ With m microbatches on p ranks, w the work on one microbatch of a rank, W of the
     frame       whatever the cut and schedule. The mean over the ranks: what the first microbatch takes to get to rank
                 r, at least r (a block's forward + a message), m w, and its gradients over dp
     linear      one stage a rank and whole backwards: rank r works m w after all forwards of the ranks before it, and
-                before their backwards. S, the work of the ranks before it, is least for every rank at once if
-                w = (T - S) / m, so T = W / (1 - (1 - 1 / m)^p); with split backwards forwards alone stand before it,
-                a share f of w at least: T = W f / (1 - (1 - f / m)^p)
+                before their backwards; or sums its gradients then, g w at least. S, the work of the ranks before it, is
+                least for every rank at once if w = (T - S) / m, so T = W / (1 - (1 - 1 / m)^p), or with m + g for m
+                and forwards alone before it, a share f of w at least: T = W f / (1 - (1 - f / (m + g))^p)
     pipeline    the same with the stages of a cut: for every rank, forwards and messages before it, its work, and where
                 backwards are whole backwards and messages after it; then gradients over dp
 
@@ -29,7 +29,7 @@ from parallel.mesh import Coordinate
 from parallel.partition import Carried, crossing, first_blocks, stages_of
 from parallel.placement import stage_ranks
 from parallel.profile import PIECES, Profile, Work
-from parallel.rank_bytes import Held, RankBytes
+from parallel.rank_bytes import RankBytes
 from parallel.search_space import Question
 from parallel.stage_costs import stage_seconds
 from parallel.step_time import updated_bytes
@@ -84,13 +84,14 @@ class Bounds:
         """First blocks of stages 1, 2, ... of a layout's cut; the schedule is read where it is `list`."""
         if not isinstance(layout.cut, str):
             return layout.cut
+        profile = None if layout.cut == "even" else self.profile(layout)
         key: tuple[object, ...] = (layout.cut, layout.pp, layout.chunks, layout.placement)
-        profile = None
-        if layout.cut != "even":
-            weighs_all = layout.microbatches if layout.schedule == "list" else 0
-            profile = self.profile(layout)
-            options = (layout.tp, layout.sp, layout.recompute, layout.memory_gather, layout.attention)
-            key += (*options, profile.num_sequences, profile.transfer_cost, layout.transport, weighs_all)
+        if profile is not None:
+            key += (layout.tp, layout.microbatches if layout.schedule == "list" else 0)
+        if profile is not None and layout.cut != "parameters":
+            key += (layout.sp, layout.recompute, layout.memory_gather, layout.attention, profile.num_sequences)
+        if profile is not None and layout.cut in ("aligned", "times"):
+            key += (profile.transfer_cost, layout.transport)
         if key not in self._cuts:
             self._cuts[key] = first_blocks(self.question.config, layout, profile)
         return self._cuts[key]
@@ -101,8 +102,8 @@ class Bounds:
         """Of every layout of a frame, whatever its cut and schedule."""
         profile, pp, m = self.profile(layout), layout.pp, layout.microbatches
         model = profile.model
-        sides = [block for block in (profile.encoder_block, profile.decoder_block) if block.total]
-        held = self._whole(layout)
+        sides = self._blocks(profile)
+        held = self.bytes.whole(layout)
         summed = [self._gradient_seconds(layout, rank, held.num_elements / pp) for rank in range(pp)]
         before = min(block.forward for block in sides) + self._least_message(layout, profile)
         mean = m * model.total / pp + before * (pp - 1) / 2 + min(summed)
@@ -112,15 +113,55 @@ class Bounds:
         update = self.question.machine.traffic_seconds(updated_bytes(self.bytes.states(layout, held), layout) / pp)
         return (max(mean, most, lone) + update) * _BELOW
 
+    def likely_seconds(self, layout: Layout, bound: float, *, split: bool) -> float:
+        """No bound, but what a step may take: that of its frame with the first stages of equal chunks to wait for."""
+        profile = self.profile(layout)
+        model, links = profile.model, self._least_message(layout, profile)
+        before = model.forward if split else model.total
+        alone = links + min(block.forward for block in self._blocks(profile))
+        return bound + (layout.pp - 1) * (before / layout.num_stages + links * (2 - split) - alone / 2)
+
+    @staticmethod
+    def _blocks(profile: Profile) -> list[Work]:
+        return [block for block in (profile.encoder_block, profile.decoder_block) if block.total]
+
     def linear_seconds(self, layout: Layout, *, split: bool) -> float:
         """Of every layout of a frame with one stage a rank, update and gradients apart."""
-        profile, m = self.profile(layout), layout.microbatches
-        share = 1.0
-        if split:
-            works: list[Work] = [getattr(profile, piece) for piece in PIECES]
-            share = min(work.forward / work.total for work in works if work.total)
-        filled = -math.expm1(layout.pp * math.log1p(-share / m)) if share < m else 1.0
-        return profile.model.total * share / filled * _BELOW if share else 0.0
+        profile = self.profile(layout)
+        works: list[Work] = [getattr(profile, piece) for piece in PIECES if not piece.endswith("_stage")]
+        share = min(work.forward / work.total for work in works if work.total) if split else 1.0
+        config = self.question.config
+        total = config.num_encoder_blocks * profile.encoder_block.total
+        total += config.num_decoder_blocks * profile.decoder_block.total
+        total += profile.encoder_embedding.total + profile.decoder_embedding.total + profile.head.total
+        often = layout.microbatches + self._summed_share(layout, profile)
+        filled = -math.expm1(layout.pp * math.log1p(-share / often)) if share < often else 1.0
+        return total * share / filled * _BELOW if share else 0.0
+
+    def _summed_share(self, layout: Layout, profile: Profile) -> float:
+        """Gradients of a stage over dp, at least so many times its work on a microbatch."""
+        config = self.question.config
+        middle, end = config.num_encoder_blocks, config.num_blocks
+        works = []
+        for block, first, last in ((profile.encoder_block, 0, middle), (profile.decoder_block, middle, end)):
+            if first < last <= first + 2:
+                # There is no block without an end of its stack.
+                return 0.0
+            if first < last:
+                works.append((block, self.bytes.block_elements(layout, first + 1)))
+        # One tensor may be three ends, and counts once for them.
+        for piece, rows in (
+            (profile.encoder_embedding, config.source_vocabulary),
+            (profile.decoder_embedding, config.vocabulary),
+            (profile.head, config.vocabulary),
+        ):
+            works.append((piece, rows // layout.tp * config.width // 3))
+        return min(
+            self._gradient_seconds(layout, rank, elements, waits=False) / work.total
+            for work, elements in works
+            if work.total
+            for rank in range(layout.pp)
+        )
 
     def pipeline_seconds(self, layout: Layout, cut: Sequence[int]) -> tuple[float, ...]:
         """Of a layout with a cut: under schedules with whole backwards, and with split ones."""
@@ -178,8 +219,8 @@ class Bounds:
         machine = self.question.machine
         return machine.link(machine.reach_over(Layout(tp=tp, pp=pp, dp=dp).mesh, first, last))
 
-    def _gradient_seconds(self, layout: Layout, rank: int, num_elements: float) -> float:
-        """What a rank with so many parameters takes for them over dp."""
+    def _gradient_seconds(self, layout: Layout, rank: int, num_elements: float, *, waits: bool = True) -> float:
+        """What a rank with so many parameters takes for them over dp, with latency or without."""
         if layout.dp == 1:
             return 0.0
         counts = {"all_reduce": 1} if layout.zero == 0 else {"reduce_scatter": 1, "all_gather": 1}
@@ -190,7 +231,7 @@ class Bounds:
         seconds = 0.0
         for operation, count in counts.items():
             latency, per_byte = self._over_dp(operation, layout.tp, layout.pp, layout.dp, rank)
-            seconds += count * (latency + per_byte * num_elements * self.question.dtype_bytes)
+            seconds += count * (latency * waits + per_byte * num_elements * self.question.dtype_bytes)
         return seconds
 
     def _find_over_dp(self, operation: Operation, tp: int, pp: int, dp: int, rank: int) -> tuple[float, float]:
@@ -202,7 +243,3 @@ class Bounds:
             latency = machine.collective_seconds(operation, 0, group)
             costs.append((latency, (machine.collective_seconds(operation, dp, group) - latency) / dp))
         return min(latency for latency, _ in costs), min(per_byte for _, per_byte in costs)
-
-    def _whole(self, layout: Layout) -> Held:
-        alone = layout.replace(pp=1, chunks=1, placement="linear", schedule="1f1b", cut="even", transport="relay")
-        return self.bytes.held(alone, ())[0]

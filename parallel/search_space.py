@@ -21,12 +21,14 @@ from parallel.layouts import PLACEMENTS, Layout, MemoryGather, NamedCut, Recompu
 from parallel.machine import Machine
 from parallel.placement import Placement
 
-CHUNKS = (1, 2, 3, 4, 6, 8)
+CHUNKS = (1, 2, 3, 4, 8)
 """Stages of a pipeline rank."""
 PIPELINE_FIELDS = ("placement", "chunks", "schedule", "cut", "transport")
 """What a frame leaves open."""
 NAMED_SCHEDULES: tuple[Schedule, ...] = ("1f1b", "interleaved", "zb_h1", "zb_h2", "zb_v", "gpipe")
-CUTS: tuple[NamedCut, ...] = ("even", "aligned", "parameters", "flops", "times")
+CUTS: tuple[NamedCut, ...] = ("even", "aligned", "times", "flops", "parameters")
+CHUNKED_CUTS: tuple[NamedCut, ...] = ("even", "aligned", "times")
+"""Of pipelines with several stages a rank, whose cuts take long: those that others have, and the one made for time."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,7 +143,8 @@ class Question:
                 continue
             if not self.schedules(layout):
                 continue
-            for cut in self._choices("cut", CUTS):
+            # What is asked for is tried everywhere.
+            for cut in self._choices("cut", CUTS if chunks == 1 or "cut" in self.fixed else CHUNKED_CUTS):
                 if cut == "aligned" and not has_memory:
                     continue
                 ways = get_args(Transport) if has_memory and layout.num_stages > 2 else ("relay",)

@@ -14,6 +14,7 @@ Left out: bytes, FLOPs, events; and context parallelism, which no closed form he
 """
 
 import dataclasses
+import functools
 from collections import Counter
 
 from models.config import ModelConfig
@@ -24,7 +25,7 @@ from parallel.partition import Stage
 from parallel.plan import Part, Plan
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Share:
     """What one rank holds.
 
@@ -50,7 +51,7 @@ class Share:
 
     # ---- stages, blocks and ends --------------------------------------------------------------------------------
 
-    @property
+    @functools.cached_property
     def stages(self) -> tuple[Stage, ...]:
         """The stages that live here, in the order of the model."""
         held = self.plan.stages_of(self.coordinate.pp)
@@ -61,17 +62,24 @@ class Share:
         """What each stage of the rank holds, as if it were alone; what stages share counts in each."""
         return tuple(dataclasses.replace(self, chunk=stage.index) for stage in self.stages)
 
-    @property
+    @functools.cached_property
     def sides(self) -> tuple[Side, ...]:
         """Sides with a block here, in the order of the flat list of blocks."""
-        return tuple(side for side in sides(self.config) if self.blocks(side))
+        return tuple(side for side, held in self._blocks.items() if held)
 
     def blocks(self, side: Side) -> tuple[int, ...]:
         """Indices, within their stack, of the blocks of a side that live here."""
-        before = 0 if side == "encoder" else self.config.num_encoder_blocks
-        end = before + num_blocks(self.config, side)
-        ranges = (range(max(stage.first, before), min(stage.last, end)) for stage in self.stages)
-        return tuple(block - before for held in ranges for block in held)
+        return self._blocks.get(side, ())
+
+    @functools.cached_property
+    def _blocks(self) -> dict[Side, tuple[int, ...]]:
+        held: dict[Side, tuple[int, ...]] = {}
+        for side in sides(self.config):
+            before = 0 if side == "encoder" else self.config.num_encoder_blocks
+            end = before + num_blocks(self.config, side)
+            ranges = (range(max(stage.first, before), min(stage.last, end)) for stage in self.stages)
+            held[side] = tuple(block - before for blocks in ranges for block in blocks)
+        return held
 
     def has_embedding(self, side: Side) -> bool:
         """Whether the stack's first block, and so its embedding, lives here."""
@@ -85,7 +93,7 @@ class Share:
     def has_head(self) -> bool:
         return self.stages[-1].last == self.config.num_blocks
 
-    @property
+    @functools.cached_property
     def token_weights(self) -> tuple[str, ...]:
         """Qualified names of the matrices of V rows that live here: token embeddings and head, tied or not."""
         names = [
