@@ -17,6 +17,7 @@ from parallel.plan import Builder, Entering, Entry, Leaving, Part, Plan, StreamN
 from parallel.profile import Profile
 from parallel.schedule import Table
 from parallel.schedules import BUILDERS
+from parallel.slices import Slices
 from parallel.stage_costs import message_seconds, stage_seconds
 from parallel.transfers import check
 
@@ -47,7 +48,11 @@ def plan(config: ModelConfig, layout: Layout, profile: Profile | None = None) ->
 
 
 def table(config: ModelConfig, layout: Layout, cut: Sequence[Stage], profile: Profile | None = None) -> Table:
-    """The schedule of a layout for stages of a model. Raises ValueError for `list` without a profile."""
+    """The schedule of a layout for stages of a model. Raises ValueError for `list` without a profile.
+
+    A list is made for what stages and messages cost, and its fullest rank keeps no more bytes of microbatches than that
+    of the named tables, gpipe aside: stages of unequal cost keep unequal bytes, so that counts would not tell.
+    """
     ranks = stage_ranks(layout.placement, layout.pp, layout.chunks)
     if layout.schedule != "list":
         return BUILDERS[layout.schedule](ranks, layout.microbatches)
@@ -64,12 +69,16 @@ def _listed(config: ModelConfig, layout: Layout, cut: tuple[Stage, ...], profile
     """A search of seconds, whose answer is asked for again and again while a cell is proved, traced and run."""
     ranks = stage_ranks(layout.placement, layout.pp, layout.chunks)
     links = edges(config, cut, layout.transport)
+    slices = Slices(config=config, layout=layout, shape=profile.shape)
+    saved = [slices.saved(stage.first, stage.last) for stage in cut]
     listed = list_schedule(
         ranks,
         layout.microbatches,
         stage_seconds(profile, cut),
         edges=links,
-        transfer_seconds=message_seconds(profile),
+        transfer_seconds=message_seconds(profile) if profile.transfer_cost or profile.byte_cost else None,
+        kept=[one.total - sum(one.shared.values()) for one in saved],
+        kept_for_weights=[one.deferred for one in saved],
     )
     check(listed, layout.microbatches, links)
     return listed

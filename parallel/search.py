@@ -310,6 +310,9 @@ class _Search:
         for found in list(pipelines.values())[: num_listed * wanted]:
             layout = found.layout.replace(schedule="list")
             self._simulate(layout, found.cut)
+            # Lists bear unequal stages on equal ranks, which a cut of their own gives them.
+            if layout.chunks > 1 and layout.cut == "times":
+                self._simulate(layout, self._bounds.cut(layout))
 
     # ---- nothing fits -------------------------------------------------------------------------------------------
 
