@@ -27,6 +27,7 @@ COMMANDS = {
     "simulate": ("launch.simulation:simulate_command", "Predict the steps of an experiment on a machine."),
     "transports": ("launch.transports:transports_command", "Compare how the memory gets to the decoder's stages."),
     "plan": ("launch.planning:plan_command", "Search the fastest layouts on a machine, or show what one does."),
+    "penalty": ("launch.penalty:penalty_command", "Simulate what an encoder-decoder costs a pipeline, and its twin."),
 }
 """Name -> where the command stands, and what it does in one line."""
 

@@ -14,6 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from launch.profiles import wanted
 from launch.sheets import Cell, Format, Sheet, format_option, show
 from launch.step_options import Step, counted_model
+from models.config import ModelConfig
+from models.matching import long_enough, twins
 from parallel.grain import grain
 from parallel.layouts import AttentionKernel, Layout, Recompute
 from parallel.profile import PIECES, Profile, Unit, Work
@@ -33,6 +35,8 @@ _MESSAGE_SECONDS = 120.0
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the profile to this TOML file.")
 @click.option("--flops", "counts", is_flag=True, help="Count FLOPs in closed form; measure nothing.")
 @click.option("--microbatch", default=1, show_default=True, help="Sequences of a microbatch.")
+@click.option("--twin", "of_twin", is_flag=True, help="Profile its decoder-only twin of equal depth, on the same pair.")
+@click.option("--long", "grows", is_flag=True, help="Read sequences longer than the model is made for.")
 @click.option("--source-length", type=int, help="Source positions [default: the model's maximum].")
 @click.option("--target-length", type=int, help="Target positions [default: the model's maximum].")
 @click.option("--dtype", type=click.Choice(MEASURED_DTYPES), default="float32", show_default=True)
@@ -52,7 +56,9 @@ _MESSAGE_SECONDS = 120.0
     help="auto takes a GPU where there is one; gloo measures on a CPU.",
 )
 @format_option
-def profile_command(*, model: str, out: Path | None, counts: bool, sends: bool, form: Format, **chosen: Any) -> int:
+def profile_command(
+    *, model: str, out: Path | None, counts: bool, of_twin: bool, grows: bool, sends: bool, form: Format, **chosen: Any
+) -> int:
     """Measure what the pieces of MODEL cost on this machine: embeddings, an encoder and a decoder block, the head.
 
     MODEL is a name that `twinshard models` lists, or a config.json of Hugging Face. Of an EXPERIMENT (a .toml file) all
@@ -69,6 +75,8 @@ def profile_command(*, model: str, out: Path | None, counts: bool, sends: bool, 
       twinshard profile t5-small --message --repeats 30 --out t5-small.toml
       twinshard profile t5-11b --tp 8 --dtype bfloat16 --recompute full
       twinshard profile t5-11b --tp 8 --flops --format csv
+      twinshard profile t5-large --source-length 640 --target-length 320 --long --out t5-large.toml
+      twinshard profile t5-large --source-length 640 --target-length 320 --twin --out twin.toml
       twinshard profile launch/experiments/pipelines.toml
     """  # noqa: D301 - click reads the character
     _check_file(out)
@@ -76,6 +84,10 @@ def profile_command(*, model: str, out: Path | None, counts: bool, sends: bool, 
     if model.endswith(".toml"):
         return _measure_all(Path(model), form, measuring)
     config, notes = counted_model(model)
+    if of_twin:
+        config = _twin(config, chosen)
+    elif grows:
+        config = long_enough(config, max(chosen["source_length"] or 1, chosen["target_length"] or 1))
     layout = Layout(tp=chosen["tp"], recompute=chosen["recompute"], attention=chosen["attention"])
     layout.check_model(config)
     step = Step(
@@ -104,7 +116,7 @@ def profile_command(*, model: str, out: Path | None, counts: bool, sends: bool, 
 def _measure_all(file: Path, form: Format, measuring: dict[str, Any]) -> int:
     """Measures and writes every profile that an experiment names."""
     given = click.get_current_context()
-    own = [*_DECIDED, "sends", "counts", "out"]
+    own = [*_DECIDED, "sends", "counts", "of_twin", "grows", "out"]
     wrong = [name for name in own if given.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     if wrong:
         raise ValueError(f"{file} decides what is measured: leave --{_WORDS.get(wrong[0], wrong[0]).replace('_', '-')}")
@@ -134,7 +146,16 @@ def _measure_all(file: Path, form: Format, measuring: dict[str, Any]) -> int:
 
 
 _DECIDED = ("microbatch", "source_length", "target_length", "dtype", "tp", "recompute", "attention")
-_WORDS = {"sends": "message", "counts": "flops"}
+_WORDS = {"sends": "message", "counts": "flops", "of_twin": "twin", "grows": "long"}
+
+
+def _twin(config: ModelConfig, chosen: dict[str, Any]) -> ModelConfig:
+    """The decoder-only twin; it reads source and target as one sequence."""
+    if not config.has_cross_attention:
+        raise ValueError(f"--twin is for encoder-decoders: {config.name} is {config.architecture}; leave it out")
+    source, target = (chosen[f"{stream}_length"] or config.max_length for stream in ("source", "target"))
+    chosen |= {"source_length": None, "target_length": source + target}
+    return twins(config, "decoder_only", source_length=source, target_length=target).config
 
 
 def _check_file(out: Path | None) -> None:

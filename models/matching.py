@@ -121,6 +121,20 @@ def twins(
     )
 
 
+def long_enough(config: ModelConfig, longest: int) -> ModelConfig:
+    """The same model for sequences of `longest` positions: its `max_length` grows to that where no table bounds it.
+
+    Raises ValueError where positions are learned, and so bound.
+    """
+    if longest <= config.max_length:
+        return config
+    if config.positions == "learned":
+        raise ValueError(
+            f"{config.name} has learned {config.max_length} positions, and sequences have {longest}: shorten them"
+        )
+    return config.replace(max_length=longest)
+
+
 def _check_pair(config: ModelConfig, source_length: int, target_length: int) -> None:
     if source_length < 1 or target_length < 1:
         raise ValueError(f"a pair of {source_length} source and {target_length} target positions: each is at least 1")

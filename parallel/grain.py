@@ -7,6 +7,9 @@ Where stages have one or two blocks, no cut between blocks is even. A finer grai
 A sublayer costs its share of its block, as FLOPs share the block out, whatever the unit of the profile. Embeddings and
 head, which live with a block otherwise, are pieces of their own too; nothing is charged for what is sent. The answer is
 a bound: no engine here cuts inside of blocks.
+
+Another bound needs no cut at all: blocks that do not divide the ranks leave one of them with more, wherever they stand.
+24 decoder blocks over 16 ranks put two on one of them, however small encoder blocks are.
 """
 
 import dataclasses
@@ -53,6 +56,49 @@ def grain(profile: Profile, num_stages: int) -> Grain:
     )
 
 
+def least_dealt(profile: Profile, num_ranks: int) -> float:
+    """Cost of the most costly rank when any block may stand on any rank: no cut and no placement falls below.
+
+    The head lives with a decoder block, an encoder block where there is no decoder; embeddings and what stages pay once
+    are left out.
+    """
+    config, head = profile.config, profile.head.total
+    ends: Side = "decoder" if config.has_decoder else "encoder"
+    costs: dict[Side, float] = {side: getattr(profile, f"{side}_block").total for side in sides(config)}
+    counts = {side: num_blocks(config, side) for side in sides(config)}
+    last = costs[ends] + head
+    counts[ends] -= 1
+    large = max(costs, key=lambda side: costs[side])
+    small = min(costs, key=lambda side: costs[side])
+
+    def fits(capacity: float) -> bool:
+        """Whether all small blocks find room beside the large ones; tables by the number of large blocks dealt."""
+        if last > capacity:
+            return False
+        room = {0: 0}
+        for rank in range(num_ranks):
+            left = capacity - last if rank == 0 else capacity
+            mine = range(int(left / costs[large]) + 1)
+            then: dict[int, int] = {}
+            for dealt, beside in room.items():
+                for count in mine:
+                    if dealt + count > counts[large]:
+                        break
+                    more = int((left - count * costs[large]) / costs[small]) if small != large else 0
+                    then[dealt + count] = max(then.get(dealt + count, 0), beside + more)
+            room = then
+        return any(
+            dealt >= counts[large] and (small == large or beside >= counts[small]) for dealt, beside in room.items()
+        )
+
+    low = max(profile.model.total / num_ranks * 0.5, last * 0.5)
+    high = profile.model.total
+    while high - low > 1e-7 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return low
+
+
 def sublayer_costs(profile: Profile) -> tuple[float, ...]:
     """Cost of every embedding, sublayer and the head, forward and backward, in the order of the model.
 
@@ -62,14 +108,14 @@ def sublayer_costs(profile: Profile) -> tuple[float, ...]:
     costs: list[float] = []
     for side in sides(config):
         block = getattr(profile, f"{side}_block").total
-        mine = [block * share for share in _shares(profile, side)] * num_blocks(config, side)
+        mine = [block * share for share in sublayer_shares(profile, side)] * num_blocks(config, side)
         mine[0] += getattr(profile, f"{side}_stage").total
         costs += [getattr(profile, f"{side}_embedding").total, *mine]
     return (*costs, profile.head.total)
 
 
-def _shares(profile: Profile, side: Side) -> Sequence[float]:
-    """What part of a block's FLOPs each of its sublayers takes."""
+def sublayer_shares(profile: Profile, side: Side) -> Sequence[float]:
+    """What part of a block's FLOPs each of its sublayers takes, in order."""
     config = profile.config
     layout = Layout(tp=profile.tp, sp=profile.sp, recompute=profile.recompute, attention=profile.attention)
     first = 0 if side == "encoder" else config.num_encoder_blocks

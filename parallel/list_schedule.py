@@ -53,6 +53,7 @@ def list_schedule(
     kept_for_weights: Sequence[float] | None = None,
     limit: float | Sequence[float] | None = None,
     split: bool = True,
+    num_actions: int = NUM_ACTIONS,
 ) -> Table:
     """The fastest table found.
 
@@ -67,6 +68,7 @@ def list_schedule(
         limit: most bytes that ranks may keep, in the unit of `kept`, one number for all or one each; `usual_limit` by
             default, and as many as it takes if it is infinite.
         split: whether backwards may come in two halves.
+        num_actions: that the search plays, at most.
 
     Raises:
         ValueError: durations of another number of stages, limits of another number of ranks, or ranks that may not keep
@@ -96,7 +98,7 @@ def list_schedule(
     able = [pieces for pieces in ways if _needs(pieces, most) is None]
     if not able:
         raise ValueError(_needs(ways[0], most))
-    search = _Search(able, microbatches, most)
+    search = _Search(able, microbatches, most, num_actions)
     search.run()
     best: tuple[float, float, Table] | None = None
     tables = [table for table in named(ranks, microbatches).values() if split or not is_split(table)]
@@ -199,13 +201,13 @@ class _Search:
 
     best: Played
 
-    def __init__(self, ways: Sequence[Pieces], microbatches: int, limit: Limit) -> None:
+    def __init__(self, ways: Sequence[Pieces], microbatches: int, limit: Limit, num_actions: int) -> None:
         self._ways, self._microbatches, self._limit = ways, microbatches, limit
         self._heads = [pieces.heads_seconds for pieces in ways]
         self._period = ways[0].period_seconds
         # Later than anything: what has this offset is done where nothing else can be.
         self._late = microbatches * self._period + max(RATES) * max(map(max, self._heads))
-        self._num_left = NUM_ACTIONS
+        self._num_left = num_actions
         self._bound = min(least_seconds(pieces, microbatches, limit) for pieces in ways)
         self._trial: _Trial | None = None
 

@@ -30,7 +30,7 @@ from parallel.partition import Carried, Stage
 from parallel.slices import Slices
 
 Unit = Literal["flops", "seconds"]
-_GRAINS: dict[Unit, float] = {"flops": 1.0, "seconds": 1e15}
+GRAINS: dict[Unit, float] = {"flops": 1.0, "seconds": 1e15}
 """Cuts are compared in whole FLOPs or femtoseconds."""
 
 
@@ -279,7 +279,7 @@ class Profile:
         if layout.cut == "flops" and self.unit != "flops":
             one = layout.replace(microbatches=1)
             costs = self.of_flops(config, one, self.shape)
-        grain = _GRAINS[costs.unit]
+        grain = GRAINS[costs.unit]
         return Balance(
             config=config,
             layout=layout,
