@@ -2,6 +2,9 @@
 
 Encoder-decoder and decoder-only twin on 2 to 16 ranks and over ratios of lengths, under every scheme of
 `parallel/penalty.py`. Searches for list schedules take most of the time and are dealt to the cores of this machine.
+
+`python -m launch.penalty` writes `results/penalty.csv` again: all costs of the study, in a quarter of an hour on two
+cores. A test computes some of its rows.
 """
 
 import concurrent.futures
@@ -18,9 +21,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from launch.machine_files import load_machine
 from launch.sheets import Cell, Format, Sheet, csv_text, format_option, show
 from launch.step_options import counted_model
-from parallel import penalty
+from parallel import penalty, twin_cases
 from parallel.profile_file import load
 
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+MODEL, MACHINE = "t5-large", "h100"
 POSITIONS = 960
 RATIOS = "1/4,1/2,1,2,4"
 RANKS = "2,4,8,16"
@@ -28,7 +33,7 @@ _FAMILIES = ("1f1b", "interleaved x2", "list x1", "list x2", "list x4", "list")
 
 
 @click.command("penalty")
-@click.option("--model", default="t5-large", show_default=True, help="An encoder-decoder, as for twinshard profile.")
+@click.option("--model", default=MODEL, show_default=True, help="An encoder-decoder, as for twinshard profile.")
 @click.option("--stages", "ranks", default=RANKS, show_default=True, help="Numbers of pipeline ranks.")
 @click.option("--ratios", default=RATIOS, show_default=True, help="Source over target length.")
 @click.option("--positions", default=POSITIONS, show_default=True, help="Source and target positions together.")
@@ -77,7 +82,9 @@ def penalty_command(
     config, _ = counted_model(model)
     pairs = [_pair(text, positions) for text in ratios.split(",")]
     costs, told, dtype_bytes = _costs(blocks_only=blocks_only, machine=machine, profiles=profiles)
-    cases = penalty.cases(name or told, costs, config, pairs, [_count(text) for text in ranks.split(",")], dtype_bytes)
+    cases = twin_cases.cases(
+        name or told, costs, config, pairs, [_count(text) for text in ranks.split(",")], dtype_bytes
+    )
     rows = simulated(cases, is_coarse=coarse)
     if out is not None:
         out.write_text(csv_text(penalty.COLUMNS, rows), encoding="utf-8")
@@ -86,7 +93,7 @@ def penalty_command(
     return 0
 
 
-def simulated(cases: Sequence[penalty.Case], *, is_coarse: bool) -> list[penalty.Row]:
+def simulated(cases: Sequence[twin_cases.Case], *, is_coarse: bool) -> list[penalty.Row]:
     """Rows of all cases, and of the finer grain where it is wanted."""
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool, _bar() as bar:
@@ -100,8 +107,28 @@ def simulated(cases: Sequence[penalty.Case], *, is_coarse: bool) -> list[penalty
     return penalty.joined(told)
 
 
+def study() -> list[twin_cases.Case]:
+    """All cases of `results/penalty.csv`."""
+    config = counted_model(MODEL)[0]
+    pairs = [_pair(text, POSITIONS) for text in RATIOS.split(",")]
+    ranks = [_count(text) for text in RANKS.split(",")]
+    kinds: dict[str, tuple[twin_cases.Costs, int]] = {
+        "blocks": (twin_cases.counted_blocks, 4),
+        "flops": (twin_cases.counted, 4),
+        MACHINE: (twin_cases.on_machine(load_machine(MACHINE)), 2),
+    }
+    for name in ("measured", "again"):
+        files = sorted((RESULTS / "reference" / "profiles").glob(f"{MODEL}.*.{name}.toml"))
+        kinds[name] = (twin_cases.measured([load(path) for path in files]), 4)
+    return [
+        case
+        for name, (costs, dtype_bytes) in kinds.items()
+        for case in twin_cases.cases(name, costs, config, pairs, ranks, dtype_bytes)
+    ]
+
+
 def _all(
-    pool: concurrent.futures.Executor, bar: Progress, words: str, cases: Sequence[penalty.Case]
+    pool: concurrent.futures.Executor, bar: Progress, words: str, cases: Sequence[twin_cases.Case]
 ) -> list[dict[str, Any]]:
     """In the order of the cases; the largest are begun first."""
     task = bar.add_task(words, total=len(cases))
@@ -130,7 +157,7 @@ def _bar() -> Progress:
 # ---- what is asked --------------------------------------------------------------------------------------------------
 
 
-def _costs(*, blocks_only: bool, machine: str | None, profiles: Sequence[Path]) -> tuple[penalty.Costs, str, int]:
+def _costs(*, blocks_only: bool, machine: str | None, profiles: Sequence[Path]) -> tuple[twin_cases.Costs, str, int]:
     """The costs, their name, and bytes of an element."""
     if sum((blocks_only, machine is not None, bool(profiles))) > 1:
         raise ValueError("--blocks-only, --machine and --profile are different costs; give one of them")
@@ -139,10 +166,10 @@ def _costs(*, blocks_only: bool, machine: str | None, profiles: Sequence[Path]) 
         widths = {profile.dtype_bytes for profile in loaded}
         if len(widths) > 1 or any(profile.unit != "seconds" or profile.num_sequences != 1 for profile in loaded):
             raise ValueError("profiles must be measured with one dtype and one sequence a microbatch")
-        return penalty.measured(loaded), "measured", widths.pop()
+        return twin_cases.measured(loaded), "measured", widths.pop()
     if machine is not None:
-        return penalty.on_machine(load_machine(machine)), Path(machine).stem, 2
-    return (penalty.counted_blocks, "blocks", 4) if blocks_only else (penalty.counted, "flops", 4)
+        return twin_cases.on_machine(load_machine(machine)), Path(machine).stem, 2
+    return (twin_cases.counted_blocks, "blocks", 4) if blocks_only else (twin_cases.counted, "flops", 4)
 
 
 def _pair(text: str, positions: int) -> tuple[int, int]:
@@ -207,3 +234,7 @@ def _cells(values: dict[tuple[int, int], float], pairs: Sequence[tuple[int, int]
 
 def _num_close(values: dict[tuple[int, int], float]) -> int:
     return sum(value <= 1 + penalty.CLOSE for value in values.values())
+
+
+if __name__ == "__main__":
+    (RESULTS / "penalty.csv").write_text(csv_text(penalty.COLUMNS, simulated(study(), is_coarse=False)), "utf-8")

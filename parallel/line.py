@@ -5,7 +5,7 @@
 
 A stage is a slice of the line. It costs what its atoms cost, what it pays once for all its blocks of a side, and what
 it sends to other ranks: forward over its end, gradients over its start. A sublayer costs its share of its block, as
-FLOPs share the block out. The memory is relayed. Sublayer cuts are simulated only: no engine here cuts inside of blocks.
+FLOPs share the block out. The memory is relayed. Sublayer cuts are simulated only: no engine cuts inside of blocks.
 
 Which cut is best is told by `parallel/cuts.py`, what a cut comes to by `parallel/candidates.py`.
 """

@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from results import penalty_sections
 from results.files import replacing
 from results.runs import positions_row
 from results.sites import PARTS
@@ -60,7 +61,7 @@ INCHES_A_BAR = 0.22
 def draw_all(tables: Tables, folder: Path) -> dict[str, dict[str, Path]]:
     """Draw every picture into a folder; the files by kind of picture and family, none where there was nothing."""
     told = families(tables.runs)
-    drawn: dict[str, dict[str, Path]] = {kind: {} for kind in ("twins", "stages", "bytes", "padding")}
+    drawn: dict[str, dict[str, Path]] = {kind: {} for kind in ("twins", "stages", "bytes", "padding", "penalty")}
     for name, lines in told.items():
         slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
         figures = {
@@ -74,6 +75,10 @@ def draw_all(tables: Tables, folder: Path) -> dict[str, dict[str, Path]]:
     figure = padding(tables.runs)
     if figure is not None:
         drawn["padding"][""] = _save(figure, folder / "padding.png")
+    for costs in penalty_sections.DRAWN:
+        figure = penalty_sections.picture(tables.penalty, costs)
+        if figure is not None:
+            drawn["penalty"][costs] = _save(figure, folder / f"penalty-{costs}.png")
     return drawn
 
 

@@ -1,10 +1,11 @@
 """How well can a pipeline be balanced where no study can measure: any vocabulary, any ratio of lengths, any depth?
 
-Closed forms (`models/costs.py`) on published models, one row a point, for two questions:
+Closed forms (`models/costs.py`) on published models, one row a point, for three questions:
 
     vocabulary     decoder-only models, vocabulary 1k to 256k, 2 to 16 stages, cut evenly
     length_ratio   T5-large and its decoder-only twin of equal depth, 960 positions a pair, source/target 1/4 to 4,
                    2 to 16 stages, cut in every way below
+    pair_vocabulary    the same two on 480 + 480 positions, vocabulary 1k to 256k
 
     even      block counts differ by one at most
     aligned   every stage encoder XOR decoder: each side cut evenly, the split of the stages that costs least
@@ -40,6 +41,7 @@ VOCABULARY_STAGES = (2, 4, 8, 16)
 
 PAIR_MODEL = "t5-large"
 PAIR_LENGTHS = ((192, 768), (320, 640), (480, 480), (640, 320), (768, 192))
+EQUAL_LENGTHS = (480, 480)
 PAIR_STAGES = (2, 3, 4, 6, 8, 12, 16)
 CUTS = ("even", "aligned", "mixed", "folded")
 
@@ -201,7 +203,7 @@ def _filled(flops: Sequence[int], pp: int, limit: int) -> tuple[int, ...] | None
 @functools.cache
 def build() -> pd.DataFrame:
     """Make the table of both questions, once: it is the same for every study."""
-    return pd.DataFrame([*_vocabulary_rows(), *_pair_rows()])
+    return pd.DataFrame([*_vocabulary_rows(), *_pair_rows(), *_pair_vocabulary_rows()])
 
 
 def _vocabulary_rows() -> Iterator[dict[str, Any]]:
@@ -214,19 +216,33 @@ def _vocabulary_rows() -> Iterator[dict[str, Any]]:
 
 def _pair_rows() -> Iterator[dict[str, Any]]:
     original = named_model(PAIR_MODEL)
-    for source_length, target_length in PAIR_LENGTHS:
-        lengths = (source_length, target_length)
-        twin = twins(original, "decoder_only", source_length=source_length, target_length=target_length).config
-        for config, read in ((original, lengths), (twin, (0, sum(lengths)))):
-            work = Work.of(config, *read)
-            for pp, cut in itertools.product(PAIR_STAGES, CUTS):
-                if cut != "folded" or 2 * pp <= config.num_blocks:
-                    row = _row("length_ratio", PAIR_MODEL, work, read, cut, pp)
-                    row["length_ratio"] = source_length / target_length
-                    row["point"] += f" of {source_length}/{target_length}"
-                    if cut != "folded":
-                        row["bubble"] = _bubble(work.stage_flops(_starts(work, cut, pp)[0]))
-                    yield row
+    for lengths in PAIR_LENGTHS:
+        yield from _twin_rows("length_ratio", original, lengths, PAIR_STAGES)
+
+
+def _pair_vocabulary_rows() -> Iterator[dict[str, Any]]:
+    original = named_model(PAIR_MODEL)
+    for vocabulary in VOCABULARIES:
+        config = original.replace(vocabulary=vocabulary, source_vocabulary=vocabulary)
+        yield from _twin_rows("pair_vocabulary", config, EQUAL_LENGTHS, VOCABULARY_STAGES)
+
+
+def _twin_rows(
+    question: str, original: ModelConfig, lengths: tuple[int, int], stages: Sequence[int]
+) -> Iterator[dict[str, Any]]:
+    """An encoder-decoder and its decoder-only twin, cut in every way."""
+    source_length, target_length = lengths
+    twin = twins(original, "decoder_only", source_length=source_length, target_length=target_length).config
+    for config, read in ((original, lengths), (twin, (0, sum(lengths)))):
+        work = Work.of(config, *read)
+        for pp, cut in itertools.product(stages, CUTS):
+            if cut != "folded" or 2 * pp <= config.num_blocks:
+                row = _row(question, PAIR_MODEL, work, read, cut, pp)
+                row["length_ratio"] = source_length / target_length
+                row["point"] += f" of {source_length}/{target_length}"
+                if cut != "folded":
+                    row["bubble"] = _bubble(work.stage_flops(_starts(work, cut, pp)[0]))
+                yield row
 
 
 def _bubble(flops: Sequence[int]) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from results import markdown, pipeline_pictures, pipeline_sections, sections, tables
+from results import markdown, penalty_sections, pipeline_pictures, pipeline_sections, sections, tables
 from results.claims import judge_all
 from results.claims.verdict import ARTICLES, Evidence, Verdict
 from results.files import write_table, write_text
@@ -121,6 +121,7 @@ def text(
         *pipeline_sections.gains(told),
         *sections.bytes_by_part(told, pictures["bytes"]),
         *sections.padding(told, pictures["padding"]),
+        *penalty_sections.section(told.penalty, pictures["penalty"].values()),
         *sections.unsuccessful(told),
         *_refused(loaded, output),
         *_evidence(verdicts),

@@ -12,6 +12,9 @@
     predicted.csv       one row a point of the closed forms (`results/predicted.py`), which no record stands behind
     counts.csv, caches.csv, lengths.csv, structure.csv    of named models (`results/model_counts.py`), likewise
     fits.csv            one row a model, device and way to divide it (`results/smallest.py`), likewise
+    variation.csv       one row a model and lengths: how much its blocks differ (`results/variation.py`), likewise
+    penalty.csv         one row a simulated pipeline of twins (`results/penalty.py`), likewise
+    space.csv           one row a layout of twins, with its predicted step (`results/space.py`), likewise
 
 Every other table begins with the columns that name the run (`results/runs.py`); what follows are the fields of the
 record's rows under their own names, units included. Lists of samples are JSON lists with their median beside them. A
@@ -26,7 +29,7 @@ from typing import Any
 
 import pandas as pd
 
-from results import improvements, model_counts, pipelines, predicted, smallest
+from results import improvements, model_counts, penalty, pipelines, predicted, smallest, space, variation
 from results.files import write_table
 from results.runs import IDENTITY, Row, identity, run_row, to_text
 from results.schema import (
@@ -65,6 +68,9 @@ class Tables:
     lengths: pd.DataFrame
     structure: pd.DataFrame
     fits: pd.DataFrame
+    variation: pd.DataFrame
+    penalty: pd.DataFrame
+    space: pd.DataFrame
 
     def replace(self, **tables: pd.DataFrame) -> "Tables":
         """The same tables with some of them changed."""
@@ -80,6 +86,9 @@ CLOSED_FORMS: dict[str, Callable[[], pd.DataFrame]] = {
     "lengths": model_counts.lengths,
     "structure": model_counts.structure,
     "fits": smallest.build,
+    "variation": variation.build,
+    "penalty": penalty.build,
+    "space": space.build,
 }
 """Tables that are the same for every study, and how each is made."""
 

@@ -6,6 +6,7 @@ from results.claims import (
     even_cut,
     flow,
     inference,
+    likeness,
     models,
     placement,
     sequence,
@@ -24,7 +25,20 @@ def _order(claim_id: str) -> tuple[int, int]:
     return "PCN".index(claim_id[0]), int(claim_id[1:])
 
 
-_GROUPS = (tensor, even_cut, side_cut, sequence, flow, placement, inference, shares, totals, models, structure)
+_GROUPS = (
+    tensor,
+    even_cut,
+    side_cut,
+    sequence,
+    flow,
+    likeness,
+    placement,
+    inference,
+    shares,
+    totals,
+    models,
+    structure,
+)
 
 CLAIMS: tuple[Claim, ...] = tuple(
     sorted((claim for group in _GROUPS for claim in group.CLAIMS), key=lambda claim: _order(claim.id))

@@ -1,8 +1,9 @@
 """Is the pipeline of an encoder-decoder harder to balance than that of its decoder-only twin? Claim P4.
 
-It is where its imbalance (or bubble) exceeds the twin's by more than 0.05, in times by more than 5 %. Ratios of lengths
-and 16 stages, which no study can run, are predicted; what was run is measured, and a row says which. Predicted rows of
-one kind that agree are told together, as a range. The kinds of cut stand in `results/predicted.py`.
+It is where its imbalance (or bubble) exceeds the twin's by more than 0.05, in times by more than 5 %. Ratios of
+lengths, vocabularies and 16 stages, which no study can run, are predicted; what was run is measured, and a row says
+which. Predicted rows of one kind that agree are told together, as a range. The kinds of cut stand in
+`results/predicted.py`, simulated schedules in `results/claims/schemes.py`.
 """
 
 import dataclasses
@@ -13,6 +14,8 @@ from typing import Any
 
 import pandas as pd
 
+from parallel.penalty import CLOSE
+from results.claims import schemes
 from results.claims.even_cut import COUNTED
 from results.claims.verdict import (
     Claim,
@@ -40,14 +43,21 @@ HARDER = 0.05
 def find_harder_balance(tables: Tables) -> Findings:
     """P4. Whether stages per side must be chosen, and the imbalance of every kind of cut against the twin's."""
     predicted = tables.predicted[tables.predicted["question"] == "length_ratio"]
-    evidence = [*_choices(predicted), *_predicted_harder(predicted)]
+    vocabularies = tables.predicted[tables.predicted["question"] == "pair_vocabulary"]
+    evidence = [
+        *_choices(predicted),
+        *_predicted_harder(predicted, "ratios of lengths"),
+        *_predicted_harder(vocabularies, "vocabularies"),
+        *schemes.evidence(tables.penalty),
+    ]
     told_cuts: set[str] = set()
     for pair in pairs(tables.runs):
         if pair.encoder_decoder["pp"] > 1 and pair.has_equal_tokens:
             told_cuts.add(pair.encoder_decoder["cut"])
             evidence += _measured_harder(tables, pair)
     missing = tuple(f"twins side by side with pp >= 2 and cut {cut}" for cut in CUTS[:2] if cut not in told_cuts)
-    return Findings(evidence=tuple(evidence), missing=missing, condition=_where_harder(predicted))
+    condition = f"{_where_harder(predicted)}; {schemes.condition(tables.penalty)}"
+    return Findings(evidence=tuple(evidence), missing=missing, condition=condition)
 
 
 def _choices(predicted: pd.DataFrame) -> Iterator[Evidence]:
@@ -77,7 +87,7 @@ def _choices(predicted: pd.DataFrame) -> Iterator[Evidence]:
         )
 
 
-def _predicted_harder(predicted: pd.DataFrame) -> Iterator[Evidence]:
+def _predicted_harder(predicted: pd.DataFrame, over: str) -> Iterator[Evidence]:
     """Imbalance, and bubble, of every kind of cut and of the best, against the twin's on the same lengths."""
     points = list(_pair_points(predicted))
     for name, cut in itertools.product(("imbalance_forward_flops", "imbalance_parameters", "bubble"), (*CUTS, "best")):
@@ -92,7 +102,7 @@ def _predicted_harder(predicted: pd.DataFrame) -> Iterator[Evidence]:
                 basis="predicted",
                 table="predicted",
                 cells=tuple(point.name for point in same),
-                note=f"{len(same)} of {sum(point.pp == pp for point in excess)} ratios of lengths",
+                note=f"{len(same)} of {sum(point.pp == pp for point in excess)} {over}",
             )
 
 
@@ -115,10 +125,11 @@ def _agreement(point: _Excess) -> tuple[int, bool]:
 
 
 def _pair_points(predicted: pd.DataFrame) -> Iterator[tuple[list[Row], list[Row]]]:
-    """The rows of encoder-decoder and twin, all kinds of cut, for every number of stages and ratio of lengths."""
-    points: dict[tuple[Any, Any], tuple[list[Row], list[Row]]] = {}
+    """The rows of encoder-decoder and twin, all kinds of cut, for every number of stages, lengths and vocabulary."""
+    points: dict[tuple[Any, ...], tuple[list[Row], list[Row]]] = {}
     for row in predicted.to_dict("records"):
-        sides = points.setdefault((row["pp"], row["length_ratio"]), ([], []))
+        key = (row["pp"], row["source_length"] + row["target_length"], row["length_ratio"], row["vocabulary"])
+        sides = points.setdefault(key, ([], []))
         sides[row["architecture"] != "encoder_decoder"].append(row)
     yield from points.values()
 
@@ -205,10 +216,11 @@ CLAIMS = (
         statement="An encoder-decoder must choose how many stages each side gets, and is harder to balance.",
         quantity="encoder stages of the best aligned cut; imbalance of FLOPs, parameters, saved bytes and busy time, "
         "and bubble, of even, aligned, mixed and folded cuts against the decoder-only twin's; predicted for "
-        "source/target 1/4 to 4 and 2 to 16 stages",
+        "source/target 1/4 to 4, vocabularies of 1k to 256k and 2 to 16 stages; simulated steps of named and list "
+        "schedules, with counted, closed and measured costs",
         rule="supported if the best split moves with the lengths, no mixed cut beats it, and every imbalance exceeds "
-        f"the twin's by more than {HARDER}; contradicted if none of it holds; needs measured twins cut even and "
-        "aligned",
+        f"the twin's by more than {HARDER}, and every simulated step per FLOP by more than {CLOSE:.0%}; "
+        "contradicted if none of it holds; needs measured twins cut even and aligned",
         find=find_harder_balance,
     ),
 )
