@@ -67,7 +67,7 @@ def moments(row: Row) -> tuple[Moment, ...]:
                     halves[index] += 1
                     seen.add(Moment(tuple(whole), tuple(halves), -1))
     most: list[Moment] = []
-    for moment in sorted(seen, key=lambda moment: (-sum(moment.whole) - sum(moment.halves), moment)):
+    for moment in sorted(seen, key=lambda moment: (-sum(moment.whole + moment.halves), -moment.running, moment)):
         if not any(_exceeds(other, moment) for other in most):
             most.append(moment)
     return tuple(most)

@@ -183,7 +183,8 @@ class Question:
                 yield tp, pp
 
     def _why_none(self) -> str:
-        degrees = sorted({self.num_devices // (tp * pp) for tp, pp in self._model_degrees()})
+        dealt = {self.num_devices // (tp * pp) for tp, pp in self._model_degrees() if self.num_devices % (tp * pp) == 0}
+        degrees = sorted(dp for dp in dealt if self._is_open("dp", dp))
         given = ", ".join(f"{name} = {value}" for name, value in self.fixed.items())
         told = f" with {given}" if given else ""
         if not degrees:
@@ -192,7 +193,7 @@ class Question:
                 f"most {self.machine.devices_per_node}, divides {self.config.num_heads} heads, pp is at most "
                 f"{self.config.num_blocks} blocks; try another number of devices"
             )
-        least = degrees[0] * (self.microbatch or 1)
+        least = degrees[0] * (self.microbatch or 1) * self.fixed.get("microbatches", 1)
         return (
             f"{self.num_sequences} sequences over {self.num_devices} devices{told}: none of dp = "
             f"{', '.join(map(str, degrees))} deals them evenly in microbatches"
