@@ -301,8 +301,11 @@ class _Search:
                 self._best[goal] = found
 
     def _list(self, num_listed: int) -> None:
-        """Makes list schedules of the fastest pipelines."""
+        """Makes list schedules of the fastest pipelines; where they alone are wanted, the others are dropped."""
         wanted = self._question.fixed.get("schedule", "list") == "list"
+        named = self._best
+        if "schedule" in self._question.fixed and wanted:
+            self._best = {}
         known = [found for found in self._tried.values() if found is not None and found.layout.pp > 1]
         pipelines: dict[Layout, Found] = {}
         for found in sorted(known, key=_order):
@@ -313,6 +316,7 @@ class _Search:
             # Lists bear unequal stages on equal ranks, which a cut of their own gives them.
             if layout.chunks > 1 and layout.cut == "times":
                 self._simulate(layout, self._bounds.cut(layout))
+        self._best = self._best or named
 
     # ---- nothing fits -------------------------------------------------------------------------------------------
 
