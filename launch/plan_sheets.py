@@ -5,6 +5,7 @@ same number of them. Left out: the search (`parallel/search.py`), and the comman
 """
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -107,6 +108,7 @@ def sheets(planned: Sequence[Planned], told: Sequence[str], text: str, *, dtype:
         f"{device.flops_efficiency:.0%} of peak FLOPs: {device.flops_efficiency_reason}",
         *told,
         *(_searched(one) for one in planned),
+        *(_stages(one) for one in planned if BEST in one.answer.found and one.answer.found[BEST].layout.pp > 1),
         *filter(None, map(refusal, planned)),
     ]
     title = f"{' and '.join(one.name for one in planned)} on {first.num_devices:,} devices"
@@ -116,7 +118,6 @@ def sheets(planned: Sequence[Planned], told: Sequence[str], text: str, *, dtype:
         return made
     made.append(_fastest(fitting, dtype))
     made += [_restricted(one) for one in fitting]
-    made += [_links(one) for one in fitting if one.answer.found[BEST].layout.pp > 1]
     return [*made, Sheet(title="experiment", headings=("",), rows=[[line] for line in text.splitlines()])]
 
 
@@ -160,16 +161,17 @@ def _restricted(one: Planned) -> Sheet:
     return Sheet(title=f"{one.name}: what restrictions cost", headings=headings, rows=cells)
 
 
-def _links(one: Planned) -> Sheet:
-    """Stages of the fastest layout."""
-    found = one.answer.found[BEST]
-    made, middle = found.time.plan, one.question.config.num_encoder_blocks
-    cells: list[list[Cell]] = []
-    for stage, rank, seconds in zip(made.stages, made.ranks, found.time.seconds.total, strict=True):
+def _stages(one: Planned) -> str:
+    """Blocks of the fastest layout's stages, stages alike together: 6 x 4E, 2D, 3D."""
+    middle = one.question.config.num_encoder_blocks
+    told = []
+    for stage in one.answer.found[BEST].time.plan.stages:
         encoder = max(0, min(stage.last, middle) - stage.first)
-        cells.append([stage.index, rank, encoder, stage.num_blocks - encoder, seconds])
-    headings = ("stage", "pipeline rank", "encoder blocks", "decoder blocks", "seconds of a microbatch")
-    return Sheet(title=f"{one.name}: stages", headings=headings, rows=cells)
+        counts = ((encoder, "E"), (stage.num_blocks - encoder, "D"))
+        told.append("+".join(f"{count}{letter}" for count, letter in counts if count))
+    groups = ((blocks, len(list(alike))) for blocks, alike in itertools.groupby(told))
+    runs = ", ".join(blocks if count == 1 else f"{count} x {blocks}" for blocks, count in groups)
+    return f"{one.name}: blocks of the fastest layout's stages {runs} (E encoder, D decoder)"
 
 
 def document(

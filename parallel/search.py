@@ -1,15 +1,19 @@
 """Which layout of a model takes least time for a step on a machine, of all that fit its devices?
 
-    frames  ->  pipelines of a frame  ->  cuts and schedules of a pipeline  ->  simulated steps
+    plain     one stage a rank, whole backwards: frames, then their pipelines, the least lower bound first
+              (`parallel/search_bounds.py`), cut and simulated unless a closer bound tells that they are not faster;
+              until every bound that is left is above the fastest step
+    others    several stages a rank or split backwards, the likeliest first, so many of them: their cuts take long and
+              their bounds are loose
+    lists     schedules made for what stages cost, of the fastest pipelines only: they take seconds each
 
-Best first: whatever has the least lower bound (`parallel/search_bounds.py`) is taken next, and replaced by what it
-stands for, until it is a simulated step itself; then nothing is faster. Several goals share one search: the fastest of
-all, and the fastest of those that a restriction leaves, such as an even cut. A goal is reached when its fastest step
-is shorter than every bound that is left, or longer by `tolerance` at most. Layouts that do not fit are dropped as soon
-as a bound of their bytes tells, at the latest by the bytes of the fullest rank, before they are simulated.
+Several goals share one search: the fastest of all, and the fastest of those that a restriction leaves, such as an even
+cut. `tolerance` is by how much of its time a step may be longer than another one that was not tried. What the search
+left undecided is told: no layout takes less than `bound_seconds`, lists aside. With `num_others` large enough nothing
+is left. Layouts that do not fit are dropped as soon as a bound of their bytes tells, at the latest by the bytes of the
+fullest rank, before they are simulated. Everything is the same every time.
 
-Schedules `list` are made last, of the fastest pipelines only: they take seconds each, and nothing bounds them below
-but what bounds them all. Everything is the same every time. Left out: what is searched (`parallel/search_space.py`).
+Left out: what is searched (`parallel/search_space.py`).
 """
 
 import dataclasses
@@ -46,7 +50,7 @@ class Found:
         time: its step.
         fullest_bytes: of the rank that needs most.
         fullest_rank: its pipeline coordinate.
-        bound_seconds: no layout of the goal, `list` schedules aside, takes less.
+        bound_seconds: no layout of the goal, `list` schedules aside, takes less, but for the search's tolerance.
     """
 
     layout: Layout
@@ -203,7 +207,7 @@ class _Search:
         for _, _, node in self._queue:
             for goal in node.goals:
                 left[goal] = min(left[goal], node.bound)
-        return {goal: max(bound, 0.0) for goal, bound in left.items()}
+        return left
 
     def _push(self, order: float, node: _Node) -> None:
         heapq.heappush(self._queue, (order, next(self._count), node))
