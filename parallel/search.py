@@ -22,6 +22,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from parallel.layouts import Layout, Schedule
+from parallel.search_answer import BEST, Answer, Closest, Found
 from parallel.search_bounds import SPLIT, Bounds
 from parallel.search_space import Question
 from parallel.step_time import StepTime, step_time
@@ -32,66 +33,11 @@ NUM_OTHERS = 120
 """Pipelines with several stages a rank or split backwards that are cut."""
 NUM_LISTED = 2
 """Pipelines that list schedules are made of."""
-BEST = "best"
 
 Restriction = Callable[[Layout], bool]
 """Whether a layout with a named cut is left."""
 Observe = Callable[[int, int, float], None]
 """Called with layouts decided, of how many are known, and the fastest step so far."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
-    """The fastest layout of one goal.
-
-    Attributes:
-        layout: its cut is named.
-        cut: first blocks of stages 1, 2, ...
-        time: its step.
-        fullest_bytes: of the rank that needs most.
-        fullest_rank: its pipeline coordinate.
-        bound_seconds: no layout of the goal, `list` schedules aside, takes less, but for the search's tolerance.
-    """
-
-    layout: Layout
-    cut: tuple[int, ...]
-    time: StepTime
-    fullest_bytes: int
-    fullest_rank: int
-    bound_seconds: float
-
-    @property
-    def explicit(self) -> Layout:
-        """The same layout, its cut in numbers."""
-        return self.layout.replace(cut=self.cut) if self.layout.pp > 1 else self.layout
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Closest:
-    """Where nothing fits: a layout whose fullest rank needs least of those with one stage a rank, evenly cut, 1f1b."""
-
-    layout: Layout
-    fullest_bytes: int
-    fullest_rank: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """What a search found.
-
-    Attributes:
-        found: by goal; a goal that nothing reaches is not in it.
-        closest: None where something fits.
-        num_frames: degrees and options before pipelines.
-        num_simulated: steps.
-        num_too_large: layouts that were refused by their exact bytes.
-    """
-
-    found: Mapping[str, Found]
-    closest: Closest | None
-    num_frames: int
-    num_simulated: int
-    num_too_large: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -301,7 +247,7 @@ class _Search:
     def _keep(self, found: Found) -> None:
         for goal in self._goals(found.layout, [found.layout.schedule]):
             best = self._best.get(goal)
-            if best is None or _order(found) < _order(best):
+            if best is None or found.order < best.order:
                 self._best[goal] = found
 
     def _list(self, num_listed: int) -> None:
@@ -312,7 +258,7 @@ class _Search:
             self._best = {}
         known = [found for found in self._tried.values() if found is not None and found.layout.pp > 1]
         pipelines: dict[Layout, Found] = {}
-        for found in sorted(known, key=_order):
+        for found in sorted(known, key=lambda found: found.order):
             pipelines.setdefault(found.explicit.replace(schedule="gpipe"), found)
         for found in list(pipelines.values())[: num_listed * wanted]:
             layout = found.layout.replace(schedule="list")
@@ -338,8 +284,3 @@ class _Search:
                 closest = Closest(layout=frame, fullest_bytes=most, fullest_rank=rank)
         assert closest is not None, "a question has frames"
         return closest
-
-
-def _order(found: Found) -> tuple[float, int, bool, str]:
-    """The shortest step, of equal ones that with fewest bytes, rather one with a name."""
-    return found.time.step_seconds, found.fullest_bytes, found.layout.schedule == "list", found.layout.label

@@ -16,7 +16,8 @@ from parallel.predict import predict
 from parallel.rank_bytes import RankBytes, moments
 from parallel.schedule import max_in_flight, parse
 from parallel.schedules import BUILDERS
-from parallel.search import BEST, Restriction, search
+from parallel.search import Restriction, search
+from parallel.search_answer import BEST
 from parallel.search_bounds import SPLIT, Bounds
 from parallel.search_space import Question
 from parallel.share import shares
