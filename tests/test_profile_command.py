@@ -255,12 +255,30 @@ def test_all_forms_tell_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> 
     assert "most costly stage over the mean, at best" in table
 
 
+def test_a_twin_is_profiled_on_the_same_pair_and_may_be_long(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lengths = ("--source-length", "192", "--target-length", "64", "--flops")
+    for name, option in (("own", "--long"), ("twin", "--twin")):
+        assert told(capsys, TINY, option, *lengths, "--out", str(tmp_path / f"{name}.toml"))[0] == 0
+    own, twin = load(tmp_path / "own.toml"), load(tmp_path / "twin.toml")
+    assert (own.source_length, own.target_length, twin.source_length, twin.target_length) == (192, 64, 0, 256)
+    assert own.config == named_model(TINY).replace(max_length=192)
+    assert twin.config.architecture == "decoder_only"
+    assert twin.config.num_decoder_blocks == own.config.num_blocks
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("t5-smal",), "error: unknown model 't5-smal'; did you mean t5-small"),
         ((TINY, "--tp", "3"), "error: 4 heads over tp=3: tp must divide 4; try 1, 2, 4"),
         ((TINY, "--source-length", "999"), "error: source_length = 999: tiny-t5 reads 1 to 128 source positions"),
+        (("gpt2", "--twin"), "error: --twin is for encoder-decoders: gpt2 is decoder_only; leave it out"),
+        (
+            ("bart-base", "--long", "--source-length", "2000"),
+            "error: bart-base has learned 1024 positions, and sequences have 2000: shorten them",
+        ),
         ((TINY, "--microbatch", "0"), "error: microbatch = 0; a microbatch has at least 1 sequence"),
         ((TINY, "--repeats", "0"), "error: Invalid value for '--repeats': 0 is not in the range x>=1."),
         ((TINY, "--flops", "--message"), "error: --flops counts, and a message has no FLOPs"),

@@ -1,6 +1,7 @@
 """Does one block stand for all, and does one architecture leave fewer choices? Claims P9 and P11.
 
-Blocks are alike where their costs vary by at most 1 %; measured times by at most 5 %, beyond noise. Choices are layouts
+Blocks are alike where their costs vary by at most 1 %; measured times, beyond noise, by what a balanced cut may
+(`results/claims/even_cut.py`). Choices are layouts
 of the same model on the same devices; what they are worth is how far apart predicted steps are.
 """
 
@@ -11,13 +12,24 @@ import numpy as np
 import pandas as pd
 
 from results.balance import coefficient_of_variation
-from results.claims.verdict import Claim, Evidence, Findings, basis_of, of_count, of_time, shown, why_undecided
+from results.claims.even_cut import BALANCED
+from results.claims.verdict import (
+    Claim,
+    Evidence,
+    Findings,
+    basis_of,
+    of_count,
+    of_time,
+    opposite,
+    shown,
+    why_undecided,
+)
 from results.intervals import Interval, median
 from results.runs import from_text
 from results.tables import Tables
 from results.twins import cell_of, measured, noise, select
 
-ALIKE, ALIKE_SECONDS = 0.01, 0.05
+ALIKE, ALIKE_SECONDS = 0.01, round(BALANCED - 1, 6)
 """Coefficient of variation, at most, of what is alike: exact numbers, and busy seconds."""
 WIDER = 0.05
 """By how much a spread must exceed the twin's to be called wider."""
@@ -31,7 +43,7 @@ def find_likeness(tables: Tables) -> Findings:
     """P9. How much blocks vary: in decoder-only models, and in encoder-decoders for contrast."""
     evidence = [*_counted(tables.variation)]
     runs = measured(tables.runs)
-    runs = runs[(runs["pp"] == 1) & (runs["tp"] == 1) & (runs["dp"] == 1)]
+    runs = runs[(runs["world_size"] == 1) & (runs["architecture"] != "encoder_only")]
     told: set[str] = set()
     for _, run in runs.iterrows():
         row = _timed(tables, run)
@@ -79,10 +91,9 @@ def _timed(tables: Tables, run: "pd.Series[Any]") -> Evidence | None:
     interval: Interval = median([float(value) for value in coefficient_of_variation(samples)])
     control = noise(tables.runs, "busy_seconds", machine=run["machine"], device=run["device"])
     factor = control[0] if control else None
-    is_one_stack = run["architecture"] != "encoder_decoder"
     says = of_time(interval, ALIKE_SECONDS, factor)
-    if not is_one_stack and says != "undecided":
-        says = "contradicts" if says == "supports" else "supports"
+    if run["architecture"] == "encoder_decoder":
+        says = opposite(says)
     return Evidence(
         quantity=f"variation of busy seconds over blocks of {run['architecture'].replace('_', '-')} models",
         value=shown(interval),
