@@ -105,6 +105,10 @@ def test_others_are_held_against_the_best_named_schedule_and_we_against_the_best
         assert not rows.duplicated(schemes.POINT).any()
         point = rows.iloc[0]
         same = told.penalty[(told.penalty[schemes.POINT] == point[schemes.POINT]).all(axis=1)]
+        mine = same[
+            (same["who"] == who) & (same["grain"] == "block") & ((same["family"] == "list") | (who == "others"))
+        ]
+        assert point["makespan_over_ideal"] == mine["makespan_over_ideal"].min()
         twins = same[(same["who"] == "twin") & (same["grain"] == "block")]
         named = ["1f1b", "interleaved x2"] if who == "others" else ["list"]
         least = twins.loc[twins["family"].isin(named), "makespan_over_ideal"].min()

@@ -22,7 +22,11 @@ def balanced(tables: Tables, value: float) -> Tables:
     predicted = tables.predicted.assign(**dict.fromkeys(names, value))
     names = [name for name in tables.runs.columns if name.startswith("imbalance_") and tables.runs[name].dtype == float]
     runs = tables.runs.assign(**dict.fromkeys(names, value))
-    return tables.replace(predicted=predicted, runs=runs.assign(imbalance_busy_seconds=to_text([value] * 9)))
+    return tables.replace(
+        predicted=predicted,
+        runs=runs.assign(imbalance_busy_seconds=to_text([value] * 9)),
+        penalty=tables.penalty.assign(imbalance=value),
+    )
 
 
 def test_an_even_cut_balances_up_to_a_size_of_the_head(told: Tables) -> None:
@@ -73,7 +77,12 @@ def unequal(tables: Tables, own: float, twin: float, *, mixed: float, moves: boo
     predicted = with_cells(predicted, is_own(predicted) & (predicted["cut"] == "mixed"), imbalance_forward_flops=mixed)
     predicted["num_encoder_stages"] = [4 * ratio if moves else 1 for ratio in predicted["length_ratio"].fillna(0)]
     samples = [to_text([own if is_encoder_decoder else twin] * 9) for is_encoder_decoder in is_own(runs)]
-    return tables.replace(predicted=predicted, runs=runs.assign(imbalance_busy_seconds=samples, bubble=samples))
+    makespans = [own if is_encoder_decoder else twin for is_encoder_decoder in is_own(tables.penalty)]
+    return tables.replace(
+        predicted=predicted,
+        runs=runs.assign(imbalance_busy_seconds=samples, bubble=samples),
+        penalty=tables.penalty.assign(makespan_over_ideal=makespans),
+    )
 
 
 def test_whether_balance_is_harder_depends_on_the_cut(told: Tables) -> None:

@@ -94,7 +94,7 @@ def test_the_opposite_of_an_open_question_is_open() -> None:
 
 def test_every_claim_is_told_once_and_stands_in_a_known_article() -> None:
     ids = [claim.id for claim in CLAIMS]
-    numbers = {"P": range(1, 9), "C": (1, 2, 3, 4, 9, 10), "N": range(1, 11)}
+    numbers = {"P": (*range(1, 10), 11), "C": (1, 2, 3, 4, 9, 10), "N": range(1, 11)}
     assert ids == [f"{letter}{number}" for letter, told in numbers.items() for number in told]
     assert {claim.article for claim in CLAIMS} <= set(ARTICLES)
 
