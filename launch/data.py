@@ -12,7 +12,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from launch.experiment import Cell, DataSpec, Experiment
+from launch.experiment import Cell, Experiment
+from launch.settings import DataSpec
 from models.batch import IGNORED, Batch, synthetic_batch
 from models.catalogue import TextPair, read_pairs
 from models.config import ModelConfig

@@ -23,12 +23,13 @@ import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from launch.layout_tables import LayoutTable
 from launch.model_tables import Member, members
 from launch.profiles import ProfileFiles
 from launch.reading import Table, check_keys, check_name, check_type, read
+from launch.settings import DataSpec, Settings
 from launch.step_options import DTYPE_BYTES
 from models.config import ModelConfig
 from parallel.engines.engine import EngineName, unsupported
@@ -38,73 +39,6 @@ from parallel.plans import plan
 from parallel.profile import Profile
 
 ENGINE: EngineName = "native"
-
-LossOn = Literal["target", "all"]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """How every cell of an experiment is run."""
-
-    seed: int = 0
-    """Of weights, dropout masks and synthetic tokens."""
-    repeats: int = 5
-    """Timed steps."""
-    warmup: int = 1
-    """Steps before the timed ones."""
-    interleave: int = 8
-    """Cells that are kept in memory together and timed in turns; 1 for models that fill a device."""
-    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
-    optimizer: Literal["sgd", "adamw"] = "adamw"
-    learning_rate: float = 1e-3
-
-    def __post_init__(self) -> None:
-        for field, least in (("seed", 0), ("repeats", 1), ("warmup", 0), ("interleave", 1)):
-            if getattr(self, field) < least:
-                raise ValueError(f"{field} = {getattr(self, field)}; it must be at least {least}")
-        if self.learning_rate <= 0:
-            raise ValueError(f"learning_rate = {self.learning_rate}; it must be positive")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class DataSpec:
-    """The batch of one step, over all data-parallel ranks.
-
-    Lengths are those of a pair of texts; a model with one stack reads both in a row.
-    """
-
-    text: str
-    """`synthetic`, or pairs of sentences: `django:de,fr,ja`, or a .tsv, .jsonl, .po or .mo file."""
-    sequences: int
-    source_length: int
-    target_length: int
-    loss_on: LossOn = "target"
-    """Which tokens of a pair a decoder-only model is trained on; other architectures have one choice."""
-    ragged: bool = False
-    """Whether synthetic sequences have lengths of their own."""
-
-    def __post_init__(self) -> None:
-        for field in ("sequences", "source_length", "target_length"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} = {getattr(self, field)}; it must be at least 1")
-        if self.ragged and self.text != "synthetic":
-            raise ValueError("ragged is read with text = 'synthetic' only: real sentences have lengths of their own")
-
-    def stream_lengths(self, config: ModelConfig) -> tuple[int, int]:
-        """Padded positions of the source and the target stream of a model, 0 for one that it lacks."""
-        if config.has_cross_attention:
-            return self.source_length, self.target_length
-        length = self.source_length + self.target_length
-        return length * config.has_encoder, length * config.has_decoder
-
-    def check_model(self, config: ModelConfig) -> None:
-        """Raises ValueError when a model has no position for what it would read."""
-        longest = max(self.stream_lengths(config))
-        if config.positions == "learned" and longest > config.max_length:
-            raise ValueError(
-                f"{config.name} has {config.max_length} learned positions, the data has {longest}: raise max_length or "
-                f"shorten the sequences"
-            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
-from launch.experiment import Settings
+from launch.settings import Settings
 
 FILE_NAME = "progress"
 

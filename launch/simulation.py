@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from launch import experiment
-from launch.experiment import Settings
 from launch.machine_files import load_machine, machine_names
+from launch.settings import Settings
 from launch.sheets import Cell, Format, Sheet, csv_text, format_option, show
 from launch.step_options import DTYPE_BYTES
 from parallel.figures import StepShape
