@@ -23,10 +23,9 @@ import pandas as pd
 from parallel.timeline import Timeline
 from results.intervals import median
 from results.measured_steps import MeasuredStep, is_pipeline
-from results.runs import Row, bounded, identity, layout_of, to_text
+from results.runs import Row, bounded, identity, to_text
 from results.schema import Record
 
-LAYOUT = ("chunks", "placement", "transport")
 SAMPLED = (
     "measured_seconds",
     "played_seconds",
@@ -49,7 +48,6 @@ SINGLE = (
     *("profiled_rank_imbalance", "message_seconds", "gap_seconds", "profiled_message_seconds"),
 )
 COLUMNS = (
-    *LAYOUT,
     "oversubscribed",
     *(column for name in SAMPLED for column in (name, f"{name}_median", f"{name}_low", f"{name}_high")),
     *SINGLE,
@@ -62,8 +60,7 @@ def rows(record: Record) -> list[Row]:
     if not is_pipeline(record):
         return []
     step = MeasuredStep(record)
-    layout = layout_of(record)
-    row: Row = identity(record) | {name: layout[name] for name in LAYOUT} | {"oversubscribed": record.oversubscribed}
+    row: Row = identity(record) | {"oversubscribed": record.oversubscribed}
     for name, samples in _samples(step).items():
         row[name] = to_text(samples)
         row |= bounded(name, median(samples))

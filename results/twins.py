@@ -27,6 +27,8 @@ _EQUAL = (
     "cp",
     "sp",
     "zero",
+    "chunks",
+    "placement",
     "schedule",
     "microbatches",
     "recompute",
