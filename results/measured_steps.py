@@ -186,9 +186,13 @@ class MeasuredStep:
 
     @functools.cached_property
     def simulated(self) -> Timeline:
-        """With the run's own wall seconds, messages and gaps."""
+        """With the medians of the run's own wall seconds, messages and gaps."""
+        return self.simulated_step(None)
+
+    def simulated_step(self, step: int | None) -> Timeline:
+        """With the wall seconds of one timed step, and the messages and gaps of the typical one."""
         return self._simulate(
-            self.costs("wall_seconds"),
+            self.costs("wall_seconds", step),
             transfer_seconds=every_message(TransferSeconds(latency=self.message_seconds)),
             gap_seconds=self.gap_seconds,
         )

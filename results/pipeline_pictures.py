@@ -2,9 +2,9 @@
 
     <folder>/timeline-<name>.svg, .png     ranks over time and bytes held       .trace.json    for ui.perfetto.dev
 
-Drawn are the cells with the median and the largest error of every number of ranks, and those that are asked for. Where
-ranks shared cores, the simulated step is the one with busy times, every rank on a core of its own: then the two have
-one order, and no time in common. Left out: how it is drawn (`results/timeline.py`).
+Drawn are the cells with the median and the largest error of every number of ranks, and those that are asked for. Both
+timelines are in wall time: where ranks shared cores, actions lasted longer than they were busy in both. Left out: how
+it is drawn (`results/timeline.py`).
 """
 
 import difflib
@@ -47,7 +47,6 @@ def draw(
         told = {"measured": step.measured, "simulated": step.simulated}
         note = f"step {step.record.typical_step + 1} of {step.num_steps}, of median length"
         if row["oversubscribed"]:
-            told = {"measured": step.measured, "simulated, a core for each rank": step.played()}
             note += f"; {step.layout.world_size} ranks on {step.record.provenance.num_cores} cores"
         _, picture, _ = timeline.write(
             told,

@@ -25,8 +25,9 @@ def simulated_against_measured(tables: Tables, pictures: Mapping[str, str]) -> I
         yield "No run tells when the actions of a pipeline ran."
         return
     yield (
-        "The table of actions that a run executed was simulated twice: with the run's own costs of actions (medians "
-        "by stage and kind), and with the costs of a profile that was measured apart from it. `measured` is the wall "
+        "The table of actions that a run executed was simulated with the run's own costs of actions (means by stage "
+        "and kind: medians over the steps, and those of each step against itself), and with the costs of a profile "
+        "that was measured apart from it. `measured` is the wall "
         "time of the pipeline of a step, without gradient sums and update. `played` puts the run's busy times on cores "
         "of their own: where ranks outnumber cores (`oversubscribed`), wall time says how many ranks shared one, and "
         "only the error against what was played means anything. Times are medians with 95 % bootstrap intervals."
@@ -53,7 +54,16 @@ def simulated_against_measured(tables: Tables, pictures: Mapping[str, str]) -> I
         yield f"![{path.rpartition('/')[2].removesuffix('.png')}]({path})"
     yield markdown.table(
         (
-            *("architecture", "layout", "#source", "#target", "measured, s", "#simulated, s", "#error"),
+            *(
+                "architecture",
+                "layout",
+                "#source",
+                "#target",
+                "measured, s",
+                "#simulated, s",
+                "#error",
+                "#step by step",
+            ),
             *("#by profile, s", "#error", "played, s", "#by profile, s", "#error", "#bubble simulated", "#played"),
             *("busiest rank / mean", "note"),
         ),
@@ -80,6 +90,7 @@ def _cell_row(row: "pd.Series[Any]") -> tuple[Any, ...]:
         _told(interval_of(row, "measured_seconds")),
         row["simulated_seconds"],
         None if row["oversubscribed"] else _percent(row["simulated_error"]),
+        None if row["oversubscribed"] else _percent(row["stepwise_error_median"]),
         row["profiled_seconds"],
         None if row["oversubscribed"] else _percent(row["profiled_error"]),
         _told(interval_of(row, "played_seconds")),

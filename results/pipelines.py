@@ -1,7 +1,8 @@
 """How close is the simulator to what was measured, and how well was each pipeline filled: the rows of `pipelines.csv`.
 
     measured         wall time of a step's pipeline, to the last action of all ranks
-    simulated        the executed table with the run's own wall seconds of actions, messages and gaps
+    simulated        the executed table with the run's own wall seconds of actions, messages and gaps: their medians,
+                     and step by step, which keeps apart what was slow at different times
     profiled         the same table with the costs and messages of a profile that was measured apart
     played           the same table with the run's busy seconds, every rank on a core of its own, messages free
     profiled, busy   the same with the profile's costs
@@ -33,6 +34,7 @@ SAMPLED = (
     "rank_imbalance",
     "busiest_rank_seconds",
     "over_ideal",
+    "stepwise_error",
 )
 """One value a timed step, as text, with its median and bounds."""
 SINGLE = (
@@ -69,7 +71,9 @@ def rows(record: Record) -> list[Row]:
 
 def _samples(step: MeasuredStep) -> dict[str, list[float]]:
     played = [step.played(index) for index in range(step.num_steps)]
+    pairs = zip(map(step.simulated_step, range(step.num_steps)), step.pipeline_seconds, strict=True)
     return {
+        "stepwise_error": [simulated.makespan_seconds / measured - 1 for simulated, measured in pairs],
         "measured_seconds": step.pipeline_seconds,
         "played_seconds": [one.makespan_seconds for one in played],
         "played_bubble": [one.bubble for one in played],
@@ -110,8 +114,9 @@ def _single(step: MeasuredStep, row: Row) -> Row:
 
 
 ERRORS = {
-    "simulated_error": ("the run's own costs", "wall time"),
-    "profiled_error": ("a profile's costs", "wall time"),
+    "simulated_error": ("medians of the run's own costs", "wall time, median"),
+    "stepwise_error_median": ("the costs of each step", "wall time of the same step"),
+    "profiled_error": ("a profile's costs", "wall time, median"),
     "profiled_busy_error": ("a profile's costs", "busy time, played"),
     "profiled_shape_error": ("a profile's costs", "busy time, played, both over evenly dealt work"),
 }
@@ -123,7 +128,7 @@ def error_summary(pipelines: pd.DataFrame) -> pd.DataFrame:
     found: list[dict[str, Any]] = []
     for column, (costs, against) in ERRORS.items():
         told = pipelines[pipelines[column].notna()]
-        if against == "wall time":
+        if against.startswith("wall time"):
             told = told[~told["oversubscribed"].astype(bool)]
         for pp, group in told.groupby("pp"):
             sizes = group[column].astype(float).abs()
@@ -145,20 +150,21 @@ def error_summary(pipelines: pd.DataFrame) -> pd.DataFrame:
 def telling(pipelines: pd.DataFrame) -> dict[str, "pd.Series[Any]"]:
     """Cells worth a picture, by what they show: of each number of ranks the median error and the largest.
 
-    Of wall time where that means one, else of busy time.
+    Of wall time where that means one; else of busy time, told by a profile, both over evenly dealt work.
     """
     found: dict[str, pd.Series[Any]] = {}
     has_several = len(set(pipelines["machine"])) > 1
     for (machine, pp), group in pipelines[~pipelines["is_control"].astype(bool)].groupby(["machine", "pp"]):
         trusted = group[~group["oversubscribed"].astype(bool)]
-        column = "simulated_error" if len(trusted) else "profiled_busy_error"
+        column = "simulated_error" if len(trusted) else "profiled_shape_error"
         told = (trusted if len(trusted) else group).dropna(subset=[column])
         # What differs by the rounding of sums alone is equal.
         order = told[column].astype(float).abs().round(6).sort_values(kind="stable").index
         if len(order):
-            words = f"{pp} ranks, {machine}" if has_several else f"{pp} ranks"
-            found[f"median error, {words}"] = told.loc[order[(len(order) - 1) // 2]]
-            found[f"largest error, {words}"] = told.loc[order[-1]]
+            what = "error" if len(trusted) else "error of busy time"
+            words = f"{what}, {pp} ranks, {machine}" if has_several else f"{what}, {pp} ranks"
+            found[f"median {words}"] = told.loc[order[(len(order) - 1) // 2]]
+            found[f"largest {words}"] = told.loc[order[-1]]
     return found
 
 
