@@ -12,7 +12,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from launch.experiment import Cell, Experiment
+from launch.cell import Cell
+from launch.experiment import Experiment
 from launch.settings import DataSpec
 from models.batch import IGNORED, Batch, synthetic_batch
 from models.catalogue import TextPair, read_pairs

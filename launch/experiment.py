@@ -7,111 +7,34 @@
     [[layouts]]                   fields of a Layout; a list is an axis, a table stands for the product of its axes;
                                   `models`, `data`, `ranks` narrow it (default: all), `illegal = "skip"` drops
                                   what a model forbids instead of recording it
+    engine = ["native", ...]      who runs every cell (default: native); each is a cell of its own
     controls = ["<cell>", ...]    cells that are run twice, as a measure of noise
     profile = "<file>"            measured costs that cuts and schedules read (`launch/profiles.py`)
 
-A cell is one model on one layout and one batch. Two rules keep cells few and honest: in a product, a combination that
-contradicts itself (sp with tp = 1) is no layout; and an option that cannot matter to a model is written as its default,
-so that equal cells are one (a model without memory gathers none). What a model or a batch forbids becomes a cell with a
-`refusal`, which is recorded and never run. Left out: tokens (`launch/data.py`) and processes (`launch/sweep.py`).
+A cell is one model on one layout and one batch, run by one engine. Two rules keep cells few and honest: in a product,
+a combination that contradicts itself (sp with tp = 1) is no layout; and an option that cannot matter to a model is
+written as its default, so that equal cells are one (a model without memory gathers none). What a model, a batch or an
+engine forbids becomes a cell with a `refusal`, which is recorded and never run. Left out: tokens (`launch/data.py`) and
+processes (`launch/sweep.py`).
 """
 
 import dataclasses
 import difflib
-import hashlib
-import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from launch.cell import Cell
 from launch.layout_tables import LayoutTable
 from launch.model_tables import Member, members
 from launch.profiles import ProfileFiles
 from launch.reading import Table, check_keys, check_name, check_type, read
 from launch.settings import DataSpec, Settings
-from launch.step_options import DTYPE_BYTES
 from models.config import ModelConfig
-from parallel.engines.engine import EngineName, unsupported
-from parallel.figures import StepShape
+from parallel.engines.engine import EngineName, engine_name, unsupported
 from parallel.layouts import Layout
 from parallel.plans import plan
-from parallel.profile import Profile
-
-ENGINE: EngineName = "native"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
-    """One model on one layout and one batch."""
-
-    experiment: str
-    member: Member
-    data_name: str
-    data: DataSpec
-    layout: Layout
-    settings: Settings
-    is_control: bool = False
-    refusal: str = ""
-    """Why this cell cannot be run; empty when it can."""
-    measured_profile: Profile | None = None
-    """Of the profiles that the experiment names, the one of this step."""
-
-    @property
-    def model(self) -> ModelConfig:
-        return self.member.config
-
-    @property
-    def world_size(self) -> int:
-        return self.layout.world_size
-
-    @property
-    def shape(self) -> StepShape:
-        """Of a data-parallel rank's step."""
-        source_length, target_length = self.data.stream_lengths(self.model)
-        return StepShape(
-            num_sequences=max(1, self.data.sequences // self.layout.dp),
-            source_length=source_length,
-            target_length=target_length,
-            dtype_bytes=DTYPE_BYTES[self.settings.dtype],
-        )
-
-    @property
-    def reads_seconds(self) -> bool:
-        """Whether its stages or its schedule depend on measured costs, where there are some."""
-        return self.layout.pp > 1 and (self.layout.cut == "times" or self.layout.schedule == "list")
-
-    @property
-    def profile(self) -> Profile | None:
-        """What blocks cost where the layout asks: measured, or counted in FLOPs; None where it does not."""
-        if self.reads_seconds and self.measured_profile is not None:
-            return self.measured_profile
-        return Profile.counted_for(self.model, self.layout, self.shape)
-
-    @property
-    def name(self) -> str:
-        """Readable, unique within the experiment, fit for the name of a file: `pair.text.tp2-sp-pp1_even-dp1-...`."""
-        label = self.layout.label.replace(")", "").translate(str.maketrans(" (,=", "-___"))
-        control = ".control" if self.is_control else ""
-        return f"{self.model.name}.{self.data_name}.{label}{control}"
-
-    def fingerprint(self, batch_digest: str) -> str:
-        """Hash of everything that defines the cell; `batch_digest` stands for the tokens themselves."""
-        defining = {
-            "engine": ENGINE,
-            "model": self.model.to_dict(),
-            "family": [self.member.family, self.member.match, self.member.mismatch],
-            "layout": self.layout.to_dict(),
-            "data": dataclasses.asdict(self.data),
-            "batch": batch_digest,
-            "settings": dataclasses.asdict(self.settings),
-            "is_control": self.is_control,
-            "refusal": self.refusal,
-        }
-        if self.reads_seconds and self.measured_profile is not None:
-            costs = dataclasses.asdict(self.measured_profile)
-            defining["profile"] = {name: cost for name, cost in costs.items() if name not in ("config", "machine")}
-        return hashlib.sha256(json.dumps(defining, sort_keys=True).encode()).hexdigest()[:32]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,7 +79,8 @@ def load(path: Path, *, reads_profiles: bool = True) -> Experiment:
 def resolve(table: Table, folder: Path = Path(), *, reads_profiles: bool = True) -> Experiment:
     """The experiment of a table as TOML gives it; profiles stand in a folder. Raises ValueError for any mistake."""
     setting_names = [field.name for field in dataclasses.fields(Settings)]
-    check_keys(table, ["name", *setting_names, "models", "data", "layouts", "controls", "profile"], "experiment")
+    keys = ["name", "engine", *setting_names, "models", "data", "layouts", "controls", "profile"]
+    check_keys(table, keys, "experiment")
     missing = [key for key in ("name", "models", "data", "layouts") if key not in table]
     if missing:
         raise ValueError(f"experiment lacks {', '.join(missing)}")
@@ -164,6 +88,7 @@ def resolve(table: Table, folder: Path = Path(), *, reads_profiles: bool = True)
     for key, wanted in kinds:
         check_type(table.get(key, wanted()), wanted, f"experiment: {key}")
     check_name(table["name"], "experiment: name")
+    engines = _engines(table.get("engine", "native"))
     settings = read(Settings, {key: table[key] for key in setting_names if key in table}, "experiment")
     data = {name: _data_spec(name, fields) for name, fields in table["data"].items()}
     if not data:
@@ -176,7 +101,7 @@ def resolve(table: Table, folder: Path = Path(), *, reads_profiles: bool = True)
     tables = [LayoutTable.read(fields, f"layouts {index}") for index, fields in enumerate(table["layouts"], start=1)]
     _check_uses(tables, known, data)
     profiles = ProfileFiles(table.get("profile", ""), folder)
-    cells = _cells(table["name"], tables, known, data, settings, profiles if reads_profiles else None)
+    cells = _cells(table["name"], tables, known, data, settings, engines, profiles if reads_profiles else None)
     return Experiment(
         name=table["name"],
         settings=settings,
@@ -185,6 +110,19 @@ def resolve(table: Table, folder: Path = Path(), *, reads_profiles: bool = True)
         profiles=profiles,
         cells=_with_controls(cells, table.get("controls", [])),
     )
+
+
+def _engines(value: Any) -> tuple[EngineName, ...]:
+    """One name or a list of them, each once."""
+    names = value if isinstance(value, list) else [value]
+    for name in names:
+        check_type(name, str, "experiment: engine")
+    if not names:
+        raise ValueError("experiment: engine is an empty list")
+    try:
+        return tuple(dict.fromkeys(map(engine_name, names)))
+    except ValueError as error:
+        raise ValueError(f"experiment: {error}") from error
 
 
 def _data_spec(name: str, fields: Any) -> DataSpec:
@@ -216,6 +154,7 @@ def _cells(
     known: dict[str, Member],
     data: dict[str, DataSpec],
     settings: Settings,
+    engines: Sequence[EngineName],
     profiles: ProfileFiles | None,
 ) -> list[Cell]:
     found: dict[str, Cell] = {}
@@ -234,7 +173,9 @@ def _cells(
                     )
                     cell = _resolved(cell, profiles)
                     if not (cell.refusal and table.illegal == "skip"):
-                        found.setdefault(cell.name, cell)
+                        for engine in engines:
+                            told = _run_by(engine, cell)
+                            found.setdefault(told.name, told)
     if not found:
         raise ValueError("experiment: no [[layouts]] table leaves a cell")
     return list(found.values())
@@ -253,11 +194,11 @@ def effective(layout: Layout, config: ModelConfig) -> Layout:
 
 
 def _resolved(cell: Cell, profiles: ProfileFiles | None) -> Cell:
-    """The cell with its profile, or with why it cannot be run; without profiles it is not planned.
+    """The cell with its profile, or with why no engine can run it; without profiles it is not planned.
 
     Raises ValueError for a profile that is another's.
     """
-    refusal = _refusal(cell)
+    refusal = _forbidden(cell)
     if profiles is not None and not refusal:
         profile = profiles.fitting(cell.model, cell.data_name, cell.layout, cell.shape, needed=cell.reads_seconds)
         cell = dataclasses.replace(cell, measured_profile=profile)
@@ -268,11 +209,14 @@ def _resolved(cell: Cell, profiles: ProfileFiles | None) -> Cell:
     return dataclasses.replace(cell, refusal=refusal)
 
 
-def _refusal(cell: Cell) -> str:
-    """What the engine, the model or the batch forbids; empty where nothing does."""
-    not_run = unsupported(ENGINE, cell.model, cell.layout)
-    if not_run is not None:
-        return not_run
+def _run_by(engine: EngineName, cell: Cell) -> Cell:
+    """The cell as an engine runs it, or refuses it."""
+    refusal = cell.refusal or unsupported(engine, cell.model, cell.layout) or ""
+    return dataclasses.replace(cell, engine=engine, refusal=refusal)
+
+
+def _forbidden(cell: Cell) -> str:
+    """Why no engine can run a cell, whatever it costs; empty when nothing forbids it."""
     try:
         cell.layout.check_model(cell.model)
         cell.layout.check_sequences(cell.data.sequences)

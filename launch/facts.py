@@ -12,9 +12,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
-from launch.measure import Counted, Run, TimedBlocks, TimedStep
+from launch.engine_run import Counted, EngineRun, TimedBlocks, TimedStep
 from models.batch import Batch
 from models.config import ModelConfig, Stream
+from parallel.engines.native import NativeEngine
 from parallel.ledger import Event, totals
 from parallel.mesh import Coordinate
 from parallel.partition import Stage
@@ -32,10 +33,10 @@ class Report:
     steps: tuple[TimedStep, ...]
     block_steps: tuple[TimedBlocks, ...]
     shards: dict[str, tuple[Shard, tuple[int, ...]]]
-    """Part of the whole and local shape of every parameter, by canonical name."""
+    """Part of the whole and local shape of every parameter, by canonical name; of the native engine."""
 
 
-def report(run: Run, counted: Counted, steps: Sequence[TimedStep], block_steps: Sequence[TimedBlocks]) -> Report:
+def report(run: EngineRun, counted: Counted, steps: Sequence[TimedStep], block_steps: Sequence[TimedBlocks]) -> Report:
     """The report of this rank, when all its passes are done."""
     engine, at = run.engine, run.comm.coordinate
     valid, padded = positions(run.share, run.plan, at)
@@ -48,16 +49,18 @@ def report(run: Run, counted: Counted, steps: Sequence[TimedStep], block_steps: 
         parameter_bytes=engine.parameter_bytes,
         gradient_bytes=engine.gradient_bytes,
         optimizer_bytes=engine.optimizer_bytes,
-        peak_saved_bytes=counted.figures.peak_saved_bytes,
+        peak_saved_bytes=None if counted.figures is None else counted.figures.peak_saved_bytes,
         peak_allocated_bytes=counted.peak_allocated_bytes,
         valid_tokens=valid,
         padded_tokens=padded,
         step_seconds=[step.wall for step in steps],
-        busy_seconds=[step.busy for step in steps],
-        wait_seconds=[max(0.0, step.wall - step.busy) for step in steps],
-        pipeline_seconds=[step.actions[-1].end for step in steps],
+        busy_seconds=[step.busy for step in steps if step.busy is not None],
+        wait_seconds=[max(0.0, step.wall - step.busy) for step in steps if step.busy is not None],
+        pipeline_seconds=[step.actions[-1].end for step in steps if step.actions],
     )
-    shards = {name: (shard, tuple(weight.shape)) for name, (shard, weight) in engine.named_shards("weight").items()}
+    shards = {}
+    if isinstance(engine, NativeEngine):
+        shards = {name: (shard, tuple(weight.shape)) for name, (shard, weight) in engine.named_shards("weight").items()}
     return Report(
         facts=facts,
         coordinate=at,
@@ -125,7 +128,7 @@ def stage_facts(plan: Plan, reports: Sequence[Report]) -> list[StageFacts]:
                     size for name, size in parameters(holders).items() if _owner(name, plan, rank) == stage.index
                 ),
                 forward_flops=sum(_of_stage(one.counted.forward_flops, stage) for one in holders),
-                peak_saved_bytes=max(one.facts.peak_saved_bytes for one in holders),
+                peak_saved_bytes=max(one.facts.peak_saved_bytes or 0 for one in holders),
                 forward_busy_seconds=_means([[step.forward[stage.index] for step in one.steps] for one in holders]),
                 backward_busy_seconds=_means([[step.backward[stage.index] for step in one.steps] for one in holders]),
             )

@@ -6,7 +6,8 @@
     warm-up      steps that are timed apart
     timed        steps with a reading of both clocks at the ends of each action and nothing else
 
-All passes are steps of the same engine on the same batch. Who calls them in which order, so that cells take turns, is
+All passes are steps of the same engine on the same batch. Other engines than the native one cannot be looked into: of
+them `launch/engine_run.py` tells less. Who calls them in which order, so that cells take turns, is
 `launch/worker.py`; what becomes of the numbers, `launch/facts.py`.
 """
 
@@ -18,76 +19,16 @@ from typing import Any
 import torch
 
 from launch.case import case_of
-from launch.clock import ActionClock, BlockClock, BusyClock, numbered_blocks
+from launch.cell import Cell
+from launch.clock import ActionClock, BlockClock, numbered_blocks
+from launch.engine_run import Counted, EngineRun, TimedAction, TimedBlocks, TimedStep
 from launch.env import World
-from launch.experiment import Cell
 from launch.parity import Parity, check_parity
 from models.batch import Batch
-from parallel.comm import Comm, Groups
-from parallel.engines.engine import StepFacts
+from parallel.comm import Groups
 from parallel.engines.native import NativeEngine
-from parallel.figures import RankFigures
-from parallel.ledger import Event
 from parallel.meter import Meter
-from parallel.operators import Operator
-from parallel.plans import plan
 from parallel.recorder import Recorder
-from parallel.schedule import Action
-from parallel.sequence import deal
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Counted:
-    """What one step is made of, on one rank."""
-
-    step: StepFacts
-    figures: RankFigures
-    events: tuple[Event, ...]
-    difference: str | None
-    """First place where ledger and recorder differ, None when they agree."""
-    operators: dict[Operator, int]
-    """Count of each (operator, shapes, phase)."""
-    forward_flops: dict[tuple[int, int], int]
-    """By stage and block of the flat list, `NO_BLOCK` for what is in none."""
-    peak_allocated_bytes: int
-    """By the device's allocator, other cells in memory left out; 0 on CPUs."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class TimedAction:
-    """One action of one step on one rank: seconds since the step began there, and how many of them it was busy."""
-
-    action: Action
-    start: float
-    end: float
-    busy: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class TimedStep:
-    """Seconds of one step on one rank."""
-
-    begun: float
-    """By a clock that all processes of a host share."""
-    actions: tuple[TimedAction, ...]
-    """In the order in which they ran."""
-    wall: float
-    forward: dict[int, float]
-    """By stage."""
-    backward: dict[int, float]
-    """By stage; both halves of a split one."""
-    busy: float
-    """Forward, backward, synchronisation and update."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class TimedBlocks:
-    """Busy seconds of the blocks of one rank's stage in one step, by block of the flat list."""
-
-    forward: dict[int, float]
-    backward: dict[int, float]
 
 
 class Parities:
@@ -99,7 +40,7 @@ class Parities:
 
     def parity(self, cell: Cell) -> tuple[Parity, str]:
         """The proof for a cell, and the name of the model that it was made with. Collective."""
-        case = case_of(cell.model, cell.layout, cell.profile)
+        case = case_of(cell.model, cell.layout, cell.profile, engine=cell.engine)
         key = dataclasses.replace(case, name="", config=case.config.replace(name=""))
         if key not in self._proved:
             self._proved[key] = check_parity(
@@ -108,36 +49,14 @@ class Parities:
         return self._proved[key], case.config.name
 
 
-class Run:
-    """One run of one cell, as one rank sees it. Every method is collective.
+class Run(EngineRun):
+    """One run of one cell by the native engine, as one rank sees it, looked into. Every method is collective."""
 
-    Attributes:
-        plan, comm, engine: what runs.
-        share: this data-parallel rank's part of the batch.
-    """
+    engine: NativeEngine
 
     def __init__(self, cell: Cell, batch: Batch, here: World, groups: Groups) -> None:
-        self.cell = cell
-        self._device = here.device
-        self._clock = BusyClock(here.device)
-        self._others_bytes = torch.cuda.memory_allocated(self._device) if self._on_gpu else 0
-        self.plan = plan(cell.model, cell.layout, cell.profile)
-        self.comm = Comm.create(plan=self.plan, rank=here.rank, groups=groups, device=here.device)
-        self.engine = NativeEngine(
-            plan=self.plan,
-            comm=self.comm,
-            seed=cell.settings.seed,
-            dtype=DTYPES[cell.settings.dtype],
-            device=here.device,
-            optimizer=cell.settings.optimizer,
-            learning_rate=cell.settings.learning_rate,
-        )
-        self.share = deal(batch, cell.layout, self.comm.coordinate.dp)
+        super().__init__(cell, batch, here, groups)
         self.blocks = numbered_blocks(self.engine.model, cell.model)
-
-    @property
-    def _on_gpu(self) -> bool:
-        return self._device.type == "cuda"
 
     def count(self) -> Counted:
         """One step, counted in every respect."""
@@ -154,9 +73,7 @@ class Run:
             difference=recorder.first_difference(events),
             operators=dict(meter.operators.counts),
             forward_flops=self._forward_flops(meter),
-            peak_allocated_bytes=torch.cuda.max_memory_allocated(self._device) - self._others_bytes
-            if self._on_gpu
-            else 0,
+            peak_allocated_bytes=self._peak_allocated_bytes(),
         )
 
     def _forward_flops(self, meter: Meter) -> dict[tuple[int, int], int]:
@@ -203,3 +120,8 @@ class Run:
             backward=backward,
             busy=sum(forward.values()) + sum(backward.values()) + observer.synchronise_seconds(),
         )
+
+
+def run_of(cell: Cell, batch: Batch, here: World, groups: Groups) -> EngineRun:
+    """The run of a cell, looked into where its engine can be. Collective."""
+    return (Run if cell.engine == "native" else EngineRun)(cell, batch, here, groups)

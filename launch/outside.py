@@ -10,9 +10,10 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from launch.cell import Cell
 from launch.data import Batches
 from launch.env import BackendChoice, World, launched_rank, launched_world_size, naming_errors, world
-from launch.experiment import Cell, Experiment, load
+from launch.experiment import Experiment, load
 from launch.failure import culprit, read_notes
 from launch.lock import locked
 from launch.progress import Place

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from launch.experiment import ENGINE, Cell
+from launch.cell import Cell
 from launch.provenance import provenance
 from results.schema import SCHEMA_VERSION, Record, Status
 
@@ -66,7 +66,7 @@ def make_record(cell: Cell, *, fingerprint: str, status: Status, reason: str = "
         "oversubscribed": False,
         "data": None,
         "parity": None,
-        "ledger_matches_recorder": False,
+        "ledger_matches_recorder": False if cell.engine == "native" else None,
         "loss": None,
         "gradient_norm": None,
         "warmup_seconds": [],
@@ -93,7 +93,7 @@ def make_record(cell: Cell, *, fingerprint: str, status: Status, reason: str = "
         fingerprint=fingerprint,
         status=status,
         reason=reason,
-        engine=ENGINE,
+        engine=cell.engine,
         twins=cell.member.family,
         match=cell.member.match,
         match_mismatch=cell.member.mismatch,

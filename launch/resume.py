@@ -10,9 +10,9 @@ Left out: running them (`launch/sweep.py`, `launch/outside.py`).
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from launch.cell import Cell
 from launch.data import Batches
 from launch.env import Backend
-from launch.experiment import Cell
 from launch.record import is_measured, make_record, record_path, write_record
 
 

@@ -12,8 +12,8 @@ for some microbatches only. Left out: time.
 import dataclasses
 from collections.abc import Sequence
 
+from launch.cell import Cell
 from launch.data import Batches
-from launch.experiment import Cell
 from launch.step_options import DTYPE_BYTES
 from models.batch import Batch
 from models.config import ModelConfig
@@ -42,7 +42,12 @@ class Expected:
 
 def expect(cells: Sequence[Cell], batches: Batches, rank: int) -> dict[str, Expected]:
     """Predicts and traces this rank of every cell, by the cell's name; before the process joins a process group."""
-    return {cell.name: _expect(cell, batches.batch(cell), rank) for cell in cells if not cell.refusal}
+    return {cell.name: _expect(cell, batches.batch(cell), rank) for cell in _watched(cells)}
+
+
+def _watched(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells of the native engine that can be run: nothing is predicted of the others."""
+    return [cell for cell in cells if not cell.refusal and cell.engine == "native"]
 
 
 def _expect(cell: Cell, batch: Batch, rank: int) -> Expected:

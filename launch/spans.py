@@ -13,8 +13,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean
 
+from launch.engine_run import TimedAction
 from launch.facts import Report
-from launch.measure import TimedAction
 from parallel.plan import Plan
 from parallel.profile import Profile
 from parallel.schedule import Kind

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from launch.cell import Cell
 from launch.data import Batches
 from launch.env import DEFAULT_TIMEOUT_SECONDS, Backend, BackendChoice, local_backend, num_cores
-from launch.experiment import Cell, load
+from launch.experiment import load
 from launch.failure import Note, culprit, num_memory_kills, read_notes
 from launch.lock import locked
 from launch.progress import NOWHERE, Line, num_steps, read_lines

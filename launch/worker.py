@@ -19,10 +19,13 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from launch.cell import Cell
 from launch.data import Batches, data_facts
+from launch.engine_run import Counted, EngineRun, TimedBlocks, TimedStep
 from launch.env import BackendChoice, World, launched_rank, naming_errors, world
-from launch.experiment import Cell, load
+from launch.experiment import load
 from launch.facts import (
     Report,
     block_facts,
@@ -34,20 +37,21 @@ from launch.facts import (
     stage_facts,
 )
 from launch.failure import leave_note, note_of
-from launch.measure import Counted, Parities, Run, TimedBlocks, TimedStep
+from launch.measure import Parities, run_of
 from launch.parity import Parity
 from launch.progress import Place
 from launch.record import make_record, write_record
 from launch.sides import Expected, disagreements, expect, figure_facts
 from launch.spans import action_facts, profile_facts, span_facts, typical_step
 from parallel.comm import Groups
+from parallel.plan import Plan
 from results.schema import FigureFacts, ParityFacts, Record
 
 
 class Trial:
     """A cell under way: its run, and what was measured so far."""
 
-    def __init__(self, run: Run, counted: Counted, parity: ParityFacts) -> None:
+    def __init__(self, run: EngineRun, counted: Counted, parity: ParityFacts) -> None:
         self.run, self.counted, self.parity = run, counted, parity
         self.warmup: list[float] = []
         self.steps: list[TimedStep] = []
@@ -117,10 +121,11 @@ class Worker:
             self._fail(cell, f"not equal to one process: {'; '.join(proof.failures)}", _finite(proof, facts))
             return None
         with self._at(cell, "counting"):
-            run = Run(cell, self._batches.batch(cell), self._here, self._groups)
+            run = run_of(cell, self._batches.batch(cell), self._here, self._groups)
             counted = run.count()
             lines = [f"ledger and recorder differ: {counted.difference}"] if counted.difference else []
-            lines += disagreements(self._expected[cell.name], counted.figures)
+            if counted.figures is not None:
+                lines += disagreements(self._expected[cell.name], counted.figures)
             told = run.comm.gather_objects(lines[:1])
         difference = next((f"rank {rank}: {line}" for rank, first in enumerate(told) for line in first), None)
         if difference:
@@ -153,7 +158,9 @@ class Worker:
         self._place.begin(cell.name, "recording", _coordinate(cell, self._here.rank))
         mine = report(trial.run, trial.counted, trial.steps, trial.block_steps)
         reports: list[Report] = trial.run.comm.gather_objects(mine)
-        rows = figure_facts(self._here.rank, self._expected[cell.name], trial.counted.figures)
+        rows = []
+        if trial.counted.figures is not None:
+            rows = figure_facts(self._here.rank, self._expected[cell.name], trial.counted.figures)
         figures: list[list[FigureFacts]] = trial.run.comm.gather_objects(rows)
         warmup: list[list[float]] = trial.run.comm.gather_objects(trial.warmup)
         if self._here.rank == 0:
@@ -165,7 +172,7 @@ class Worker:
     def _record(self, trial: Trial, reports: list[Report], warmup: list[list[float]]) -> Record:
         cell, plan = trial.run.cell, trial.run.plan
         step_seconds = _slowest([one.facts.step_seconds for one in reports])
-        typical = typical_step(step_seconds)
+        has_ledger = cell.engine == "native"
         return make_record(
             cell,
             fingerprint=self._batches.fingerprint(cell),
@@ -175,23 +182,29 @@ class Worker:
             oversubscribed=self._here.is_oversubscribed,
             data=data_facts(cell, self._batches.batch(cell), plan),
             parity=trial.parity,
-            ledger_matches_recorder=True,
+            ledger_matches_recorder=True if has_ledger else None,
             loss=trial.counted.step.loss,
             gradient_norm=trial.counted.step.gradient_norm,
             warmup_seconds=_slowest(warmup),
             step_seconds=step_seconds,
-            typical_step=typical,
-            plan=plan_facts(plan),
             ranks=[one.facts for one in reports],
-            stages=stage_facts(plan, reports),
-            blocks=block_facts(plan, reports),
-            actions=action_facts(reports),
-            spans=span_facts(reports, typical, is_one_host=self._here.local_world_size == self._here.world_size),
-            profile=profile_facts(cell.measured_profile, plan),
             communication=communication_facts(reports),
-            edges=edge_facts(reports),
-            operators=operator_facts(reports),
+            **(self._looked_into(cell, plan, reports, typical_step(step_seconds)) if has_ledger else {}),
         )
+
+    def _looked_into(self, cell: Cell, plan: Plan, reports: list[Report], typical: int) -> dict[str, Any]:
+        """The fields of a record that only the native engine fills."""
+        return {
+            "typical_step": typical,
+            "plan": plan_facts(plan),
+            "stages": stage_facts(plan, reports),
+            "blocks": block_facts(plan, reports),
+            "actions": action_facts(reports),
+            "spans": span_facts(reports, typical, is_one_host=self._here.local_world_size == self._here.world_size),
+            "profile": profile_facts(cell.measured_profile, plan),
+            "edges": edge_facts(reports),
+            "operators": operator_facts(reports),
+        }
 
 
 def _slowest(lists: list[list[float]]) -> list[float]:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from parallel.ledger import Event, Ledger, Operation, Phase
-from parallel.mesh import AXES, Coordinate, Mesh
+from parallel.mesh import AXES, Axis, Coordinate, Mesh
 from parallel.plan import Plan
 from parallel.schedule import Direction
 from parallel.transfers import channels
@@ -165,19 +165,21 @@ class Comm:
         """The process group along `axis`, for engines that communicate on their own; None over one rank."""
         return self._groups[axis].group if self.size(axis) > 1 else None
 
-    def unchecked_group(self, axis: str) -> Group:
+    def unchecked_group(self, axis: Axis) -> Group:
         """The group along `axis` without torch's DETAIL checks, on which DistributedDataParallel crashes (torch 2.13).
 
         Collective over the world. Without those checks it is `group` itself.
         """
-        level = dist.get_debug_level()
-        if level != dist.DebugLevel.DETAIL:
+        # Exported by torch, but not declared.
+        checks: Any = dist
+        level = checks.get_debug_level()
+        if level != checks.DebugLevel.DETAIL:
             return self.group(axis)
-        dist.set_debug_level(dist.DebugLevel.OFF)
+        checks.set_debug_level(checks.DebugLevel.OFF)
         try:
             return self._maker.make(self.mesh.groups(axis), self.rank, carries="unchecked")[0]
         finally:
-            dist.set_debug_level(level)
+            checks.set_debug_level(level)
 
     def forward_phase(self) -> Phase:
         """Phase of a collective that belongs to a forward: `recompute` while a backward runs."""

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "receive"]
-Phase = Literal["forward", "recompute", "backward", "step"]
+Phase = Literal["forward", "recompute", "backward", "step", "unknown"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +31,7 @@ class Event:
 
     `axis` names the group (`tp`, `dp`, `pp`, `model` for tp x pp, `tied`, `kv_replica`), `site` the place in the model,
     `stream` the stream whose tensor it is (`source`, `memory`, `target`, or `none` for gradients and scalars).
+    Where only the recorder saw it, the four are `unknown`.
     """
 
     operation: Operation

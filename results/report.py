@@ -67,7 +67,7 @@ def report(
     on_step("drawing pictures")
     pictures = {
         kind: {name: path.relative_to(output).as_posix() for name, path in paths.items()}
-        for kind, paths in draw_all(told, output / "pictures").items()
+        for kind, paths in draw_all(told.native, output / "pictures").items()
     }
     drawn = pipeline_pictures.draw(loaded.records, told.pipelines, output / "pictures", timelines)
     pictures["timelines"] = {caption: path.relative_to(output).as_posix() for caption, path in drawn.items()}
@@ -111,16 +111,17 @@ def text(
     loaded: Loaded, told: tables.Tables, verdicts: Sequence[Verdict], pictures: sections.Pictures, output: Path
 ) -> str:
     """The report itself. `pictures` are paths relative to `output`, by kind and family of twins."""
+    native = told.native
     parts = [
         *_question(),
         *_verdicts(verdicts),
         *sections.what_ran(loaded.records),
-        *sections.twins(told, pictures["twins"]),
-        *sections.stage_balance(told, pictures["stages"]),
-        *pipeline_sections.simulated_against_measured(told, pictures["timelines"]),
-        *pipeline_sections.gains(told),
-        *sections.bytes_by_part(told, pictures["bytes"]),
-        *sections.padding(told, pictures["padding"]),
+        *sections.twins(native, pictures["twins"]),
+        *sections.stage_balance(native, pictures["stages"]),
+        *pipeline_sections.simulated_against_measured(native, pictures["timelines"]),
+        *pipeline_sections.gains(native),
+        *sections.bytes_by_part(native, pictures["bytes"]),
+        *sections.padding(native, pictures["padding"]),
         *penalty_sections.section(told.penalty, pictures["penalty"].values()),
         *sections.unsuccessful(told),
         *_refused(loaded, output),

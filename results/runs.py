@@ -249,7 +249,7 @@ def _bytes(record: Record) -> Row:
     """Largest rank's storage, and what all ranks and the busiest rank sent; empty where nothing was counted."""
     row: Row = {}
     for name in ("peak_saved_bytes", "peak_allocated_bytes", "parameter_bytes", "gradient_bytes", "optimizer_bytes"):
-        row[name] = max((getattr(rank, name) for rank in record.ranks), default=None)
+        row[name] = max((held for rank in record.ranks if (held := getattr(rank, name)) is not None), default=None)
     row["parameters"] = sum(stage.parameters for stage in record.stages) if record.stages else None
     row["forward_flops"] = sum(stage.forward_flops for stage in record.stages) if record.stages else None
     sent: dict[int, int] = {rank.rank: 0 for rank in record.ranks}

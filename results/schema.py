@@ -81,8 +81,8 @@ class RankFacts:
     parameter_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
-    peak_saved_bytes: int
-    """Most bytes saved for backward at any time of a step."""
+    peak_saved_bytes: int | None
+    """Most bytes saved for backward at any time of a step; None of an engine that cannot be looked into."""
     peak_allocated_bytes: int
     """Most bytes of the device allocator, 0 where there is none (CPU)."""
     valid_tokens: int
@@ -90,6 +90,7 @@ class RankFacts:
     padded_tokens: int
     step_seconds: list[float]
     busy_seconds: list[float]
+    """Empty, as waiting, where the engine does not let one be told from the other."""
     wait_seconds: list[float]
     pipeline_seconds: list[float]
     """From the beginning of the step to the end of the rank's last action."""
@@ -218,6 +219,7 @@ class Record:
     status: Status
     reason: str
     engine: str
+    """Who partitioned and ran: `native` fills everything, others leave empty what only a look inside can tell."""
     twins: str
     """Name of the family of matched models that this model belongs to."""
     match: str
@@ -238,7 +240,8 @@ class Record:
     seed: int
     data: DataFacts | None
     parity: ParityFacts | None
-    ledger_matches_recorder: bool
+    ledger_matches_recorder: bool | None
+    """None of an engine without a ledger: its communication is what the recorder saw, sites and axes unknown."""
     loss: float | None
     gradient_norm: float | None
     warmup_seconds: list[float]

@@ -47,6 +47,13 @@ def what_ran(records: Sequence[Record]) -> Iterator[str]:
 
 def _caveats(records: Sequence[Record]) -> Iterator[str]:
     """What the numbers cannot show."""
+    others = Counter(record.engine for record in records if record.engine != "native")
+    if others:
+        told = ", ".join(f"{count} of {engine}" for engine, count in others.items())
+        yield (
+            f"Every verdict, comparison and picture is of the native engine. Of other engines ({told}) the tables hold "
+            "what can be told from outside: times, bytes sent, and why they could not run."
+        )
     backends = {(record.backend, record.device) for record in records if record.status == "ok"}
     if ("gloo", "cpu") in backends:
         yield (
@@ -62,7 +69,9 @@ def _caveats(records: Sequence[Record]) -> Iterator[str]:
             f"{num_oversubscribed} runs had more ranks than cores: their wall time says how many ranks shared a core, "
             "and no more."
         )
-    disagreeing = [record.cell for record in records if record.status == "ok" and not record.ledger_matches_recorder]
+    disagreeing = [
+        record.cell for record in records if record.status == "ok" and record.ledger_matches_recorder is False
+    ]
     if disagreeing:
         yield (
             f"In {len(disagreeing)} runs the ledger was not confirmed event for event by the independent recorder: "

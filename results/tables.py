@@ -72,6 +72,14 @@ class Tables:
     penalty: pd.DataFrame
     space: pd.DataFrame
 
+    @property
+    def native(self) -> "Tables":
+        """Rows of the native engine only: claims rest on what it alone lets be looked into."""
+        recorded = {name: getattr(self, name) for name in RECORDED}
+        return self.replace(
+            **{name: frame[frame["engine"] == "native"] for name, frame in recorded.items() if "engine" in frame}
+        )
+
     def replace(self, **tables: pd.DataFrame) -> "Tables":
         """The same tables with some of them changed."""
         return dataclasses.replace(self, **tables)

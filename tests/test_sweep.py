@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from launch import commands
+from launch.cell import Cell
 from launch.env import torchrun_environment
-from launch.experiment import Cell
 from launch.lock import locked
 from launch.record import read_record, record_path
 from launch.sweep import Outcome, Sweep

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from launch import measure
+from launch.cell import Cell
 from launch.data import Batches
+from launch.engine_run import Counted
 from launch.env import World, world
-from launch.experiment import Cell, resolve
+from launch.experiment import resolve
 from launch.facts import positions
 from launch.measure import Parities, Run
 from launch.parity import Parity, Worst
@@ -94,6 +96,7 @@ def test_a_record_holds_every_pass(measured: Callable[[tuple[Cell, ...]], list[R
         assert {len(values) for values in samples if isinstance(values, list)} == {3}
         assert {row.phase for row in record.operators} == {"forward", "backward", "step"}
         (rank,) = record.ranks
+        assert rank.peak_saved_bytes is not None
         assert rank.peak_saved_bytes > 0
         assert rank.optimizer_bytes > 2 * rank.parameter_bytes
 
@@ -205,7 +208,7 @@ def test_a_ledger_that_differs_from_the_recorder_fails_the_cell(
     is_counting = False
     count = measure.Run.count
 
-    def counting(self: Run) -> measure.Counted:
+    def counting(self: Run) -> Counted:
         nonlocal is_counting
         is_counting = True
         return count(self)

@@ -67,7 +67,9 @@ def unsupported(config: ModelConfig, layout: Layout) -> str | None:  # noqa: ARG
     if layout.zero > 1:
         return f"deepspeed's PipelineModule refuses ZeRO 2 and 3: zero = {layout.zero} with pp = {layout.pp}; use zero <= 1"
     if layout.schedule != "1f1b" or layout.placement != "linear":
-        return f"deepspeed's pipeline knows one schedule: schedule = {layout.schedule!r}; use '1f1b' with one stage a rank"
+        return (
+            f"deepspeed's pipeline knows one schedule: schedule = {layout.schedule!r}; use '1f1b' with one stage a rank"
+        )
     if layout.transport != "relay":
         return "deepspeed's stages send to their neighbours only: transport = 'direct'; use 'relay'"
     if layout.cut not in METHODS:

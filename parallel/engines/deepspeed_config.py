@@ -76,7 +76,5 @@ def write_ds_config(
             f"{num_sequences} sequences over dp = {layout.dp} in {layout.microbatches} microbatches are "
             f"{', '.join(map(str, sizes))}: a ds_config.json has one size; try {nearest} sequences"
         )
-    config = ds_config(
-        layout, optimizer=optimizer, learning_rate=learning_rate, sequences_per_microbatch=sizes[0]
-    )
+    config = ds_config(layout, optimizer=optimizer, learning_rate=learning_rate, sequences_per_microbatch=sizes[0])
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

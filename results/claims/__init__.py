@@ -62,7 +62,8 @@ def chosen(ids: Iterable[str]) -> tuple[Claim, ...]:
 def judge_all(
     tables: Tables, claims: Iterable[Claim] = CLAIMS, on_claim: Callable[[], None] = lambda: None
 ) -> Iterator[Verdict]:
-    """The verdict on each claim; `on_claim` is called after each, for a display of progress."""
+    """The verdict on each claim, from runs of the native engine; `on_claim` is called after each, to show progress."""
+    native = tables.native
     for claim in claims:
-        yield judge(claim, tables)
+        yield judge(claim, native)
         on_claim()
