@@ -1,6 +1,7 @@
 """Does an experiment file say exactly what is measured, and is every mistake in it an error that names it?"""
 
 import copy
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,12 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "no repeats": ({"repeats": 0}, "experiment: repeats = 0; it must be at least 1"),
     "unknown dtype": ({"dtype": "float8"}, "dtype = 'float8'; it must be one of float32, float64, bfloat16"),
     "name of no file": ({"name": "../escape"}, "experiment: name: '../escape' is no name"),
+    "unknown engine": (
+        {"engine": ["native", "pytorch"]},
+        "experiment: engine = 'pytorch'; choose one of native, torch, deepspeed, fairscale; the nearest is 'torch'",
+    ),
+    "engine of another type": ({"engine": 3}, "experiment: engine = 3; it must be text"),
+    "no engine": ({"engine": []}, "experiment: engine is an empty list"),
     "no models": ({"models": {}}, r"experiment: no \[models.<name>\] table"),
     "unknown model key": ({"models__pair__widht": 8}, "models.pair: unknown key widht; did you mean width?"),
     "missing model key": ({"models__pair__ffn_width": None}, "models.pair lacks ffn_width"),
@@ -264,6 +271,40 @@ def test_a_digest_tells_batches_apart(tmp_path: Path) -> None:
 def test_what_the_engine_does_not_run_becomes_a_cell_with_a_reason() -> None:
     refused = resolve(changed(layouts=[{"dp": 2, "zero": 1}])).cells
     assert all("zero = 1" in cell.refusal for cell in refused)
+
+
+def test_every_engine_runs_every_cell_next_to_the_others() -> None:
+    cells = resolve(changed(engine=["native", "torch"], layouts=[{"tp": 2}])).cells
+    assert [(cell.model.name, cell.engine) for cell in cells] == [
+        (model, engine) for model in ("pair", "single") for engine in ("native", "torch")
+    ]
+    native, torch = cells[:2]
+    assert torch.name == f"{native.name}.torch"
+    assert native.fingerprint("tokens") != torch.fingerprint("tokens")
+    (alone, _) = resolve(changed(layouts=[{"tp": 2}])).cells
+    assert (alone.name, alone.fingerprint("tokens")) == (native.name, native.fingerprint("tokens"))
+
+
+def test_an_engine_that_cannot_refuses_its_own_cell_only_even_where_what_is_illegal_is_skipped() -> None:
+    layouts = [{"dp": 2, "zero": [0, 1], "models": ["pair"], "illegal": "skip"}, {}]
+    refusals = {
+        (cell.engine, cell.layout.zero): cell.refusal
+        for cell in resolve(changed(engine=["native", "torch"], layouts=layouts)).cells
+        if cell.layout.dp == 2
+    }
+    assert refusals.pop(("native", 1)) == "the native engine keeps optimizer states whole: zero = 1; use zero = 0"
+    assert refusals == {("native", 0): "", ("torch", 0): "", ("torch", 1): ""}
+
+
+def test_an_engine_that_is_not_installed_refuses_its_cells_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _package: None)
+    cells = resolve(changed(engine=["fairscale", "native"], layouts=[{}])).cells
+    assert [cell.refusal for cell in cells] == [
+        "the fairscale engine is not installed: pip install 'twinshard[engines]'",
+        "",
+    ] * 2
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "launch/experiments").glob("*.toml")), ids=lambda file: file.stem)

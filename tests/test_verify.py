@@ -14,8 +14,10 @@ import pytest
 from launch import verify
 from launch.case import Case
 from launch.cli import answer
+from launch.matrix import cases as matrix_cases
 from launch.parity import KINDS, Parity, Worst
 from launch.proof import Verdict
+from parallel.engines.engine import unsupported
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -47,6 +49,8 @@ def no_process() -> Iterator[None]:
         (["--quick"], "--quick is a choice of cases: it needs --matrix"),
         (["--timeout", "0"], "timeout = 0 s; it must be positive"),
         (["--degree", "2"], "No such option"),
+        (["--engine", "pytorch"], "'pytorch' is not one of 'native', 'torch', 'deepspeed', 'fairscale'"),
+        (["--engine", "torch", "--pp", "2"], "nothing to prove: torch's 1F1B wants at least as many microbatches as"),
     ],
 )
 @pytest.mark.usefixtures("no_process")
@@ -102,6 +106,21 @@ def test_last_line_and_exit_code_tell_what_came_out(
     told = capsys.readouterr()
     assert told.out.splitlines()[-1] == line
     assert told.err.count("failed tiny-") == sum(found is None or bool(found.failures) for found in given)
+
+
+def test_what_an_engine_cannot_run_is_told_and_the_rest_is_proved(capsys: pytest.CaptureFixture[str]) -> None:
+    cases = matrix_cases(quick=True)
+    reasons = [unsupported("torch", case.config, case.layout) for case in cases]
+    num_able = reasons.count(None)
+    assert 0 < num_able < len(cases)
+    judged = Judged([parity(0.0)] * num_able)
+    with mock.patch.object(verify, "Proof", judged):
+        assert answer(["verify", "--engine", "torch", "--matrix", "--quick"]) == 0
+    assert {case.engine for case in judged.cases} == {"torch"}
+    told = capsys.readouterr().out.splitlines()
+    assert told[-1].startswith(f"{num_able} passed, 0 failed, {len(cases) - num_able} unsupported, worst")
+    for reason in {reason for reason in reasons if reason}:
+        assert f"{reasons.count(reason)} unsupported: {reason}" in told
 
 
 def test_the_table_names_the_worst_parameter_of_each_kind(capsys: pytest.CaptureFixture[str]) -> None:

@@ -101,6 +101,29 @@ def test_a_record_holds_every_pass(measured: Callable[[tuple[Cell, ...]], list[R
         assert rank.optimizer_bytes > 2 * rank.parameter_bytes
 
 
+def test_an_engine_that_cannot_be_looked_into_leaves_empty_what_it_cannot_tell(
+    measured: Callable[[tuple[Cell, ...]], list[Record]],
+) -> None:
+    native, other = measured(cells(engine=["native", "torch"])[:2])
+    assert (native.engine, other.engine) == ("native", "torch")
+    assert other.status == "ok"
+    assert other.ledger_matches_recorder is None
+    assert (other.plan, other.stages, other.blocks, other.edges, other.operators, other.figures) == ([],) * 6
+    assert (other.loss, other.gradient_norm) == pytest.approx((native.loss, native.gradient_norm))
+    assert other.parity is not None
+    assert other.parity.gradient_error < 1e-10
+    ((mine, told),) = zip(native.ranks, other.ranks, strict=True)
+    assert told.peak_saved_bytes is None
+    assert (told.parameters, told.optimizer_bytes) == (mine.parameters, mine.optimizer_bytes)
+    assert [len(samples) for samples in (told.step_seconds, told.busy_seconds, other.step_seconds)] == [3, 3, 3]
+    assert read_back(other) == other
+
+
+def read_back(record: Record) -> Record:
+    """The record as a reader gets it from its file."""
+    return Record.from_dict(json.loads(json.dumps(record.to_dict())))
+
+
 def test_busy_time_and_waiting_make_up_a_step(measured: Callable[[tuple[Cell, ...]], list[Record]]) -> None:
     (rank,) = measured(cells()[:1])[0].ranks
     for step, busy, wait in zip(rank.step_seconds, rank.busy_seconds, rank.wait_seconds, strict=True):
