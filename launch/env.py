@@ -173,6 +173,11 @@ def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
         os.kill(os.getpid(), number)
 
 
+def announce_local_rank(local_rank: int) -> None:
+    """Tell libraries which rank of this node they run on, as torchrun does; DeepSpeed does not start without."""
+    os.environ["LOCAL_RANK"] = str(local_rank)
+
+
 def announce_agent() -> None:
     """Tell the ranks that this process will start who their parent is."""
     os.environ[_AGENT] = str(os.getpid())

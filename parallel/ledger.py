@@ -9,6 +9,7 @@ after Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication 
     reduce_scatter   the tensor before scattering     (n - 1) / n * payload
     all_to_all       the local tensor                 (n - 1) / n * payload
     broadcast        the tensor                       payload * (n - 1) / n (pipelined ring, mean over ranks)
+    reduce           the tensor                       the same
     send             the tensor                       payload
     receive          the tensor                       0 (counted by its sender)
 
@@ -21,7 +22,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "receive"]
+Operation = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send", "receive"
+]
 Phase = Literal["forward", "recompute", "backward", "step", "unknown"]
 
 

@@ -32,6 +32,7 @@ _OPERATIONS: dict[str, Operation] = {
     "alltoall_base_": "all_to_all",
     "alltoall_": "all_to_all",
     "broadcast_": "broadcast",
+    "reduce_": "reduce",
     "send": "send",
     "recv_": "receive",
 }

@@ -42,8 +42,7 @@ def test_a_layout_equals_one_process(
     architecture: Architecture, layout: Layout, changes: dict[str, object], two_ranks: Ranks
 ) -> None:
     tying = {"tying": "all" if architecture == "encoder_decoder" else "head"} if changes is TIED else {}
-    parity = two_ranks.run(proved, "fairscale", engine_case(architecture, layout, changes=changes | tying))[0]
-    assert parity is not None
+    parity = two_ranks.run(proved, engine_case("fairscale", architecture, layout, changes=changes | tying))[0]
     assert parity.failures == ()
     assert parity.worst_error <= EXACT_RTOL
 
@@ -55,12 +54,12 @@ def test_engines_of_two_topologies_take_turns_in_one_process(two_ranks: Ranks) -
 
 
 def losses_alone_and_in_turn(worker: Worker) -> tuple[list[float], list[float]]:
-    cases = [engine_case("encoder_decoder", layout) for layout in (Layout(tp=2), Layout(dp=2, zero=2))]
+    cases = [engine_case("fairscale", "encoder_decoder", layout) for layout in (Layout(tp=2), Layout(dp=2, zero=2))]
 
     def engines() -> list[tuple[Engine, Batch]]:
         made = []
         for case in cases:
-            engine = engine_of(worker, "fairscale", case.config, case.layout)
+            engine = engine_of(worker, case)
             made.append((engine, deal(case_batch(case, seed=0), case.layout, engine.comm.coordinate.dp)))
         return made
 
@@ -73,7 +72,7 @@ def losses_alone_and_in_turn(worker: Worker) -> tuple[list[float], list[float]]:
 def test_sharded_states_are_halves_and_learn_what_whole_ones_learn(two_ranks: Ranks) -> None:
     held = {
         zero: two_ranks.run(
-            trained, "fairscale", engine_case("encoder_decoder", Layout(dp=2, zero=zero)), torch.float32, 3
+            trained, engine_case("fairscale", "encoder_decoder", Layout(dp=2, zero=zero)), torch.float32, 3
         )
         for zero in (0, 1, 2)
     }
@@ -90,8 +89,8 @@ def test_sharded_states_are_halves_and_learn_what_whole_ones_learn(two_ranks: Ra
 
 
 def test_half_precision_learns(two_ranks: Ranks) -> None:
-    case = engine_case("encoder_decoder", Layout(tp=2), changes=RELATIVE)
-    losses = two_ranks.run(trained, "fairscale", case, torch.bfloat16, 3)[0].losses
+    case = engine_case("fairscale", "encoder_decoder", Layout(tp=2), changes=RELATIVE)
+    losses = two_ranks.run(trained, case, torch.bfloat16, 3)[0].losses
     assert losses[2] < losses[0]
 
 

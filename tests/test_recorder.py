@@ -127,6 +127,7 @@ def test_an_operator_that_the_recorder_does_not_know_is_told() -> None:
         ("reduce_scatter", 1200, 4, 900),
         ("all_to_all", 1200, 4, 900),
         ("broadcast", 1200, 4, 900),
+        ("reduce", 1200, 4, 900),
         ("send", 1200, 2, 1200),
         ("receive", 1200, 2, 0),
         ("all_reduce", 10, 4, 2 * 3 * 3),

@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import pytest
 
-from launch.facts import Report
 from launch.engine_run import TimedAction, TimedStep
+from launch.facts import Report
 from launch.spans import action_facts, profile_facts, span_facts, typical_step
 from parallel.figures import StepShape
 from parallel.layouts import Layout

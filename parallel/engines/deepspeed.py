@@ -4,14 +4,14 @@
     pp > 1    a PipelineModule of the model's blocks; zero 0 and 1: it refuses the others
 
 DeepSpeed divides a loss by the microbatches and averages gradients over the ranks; a mean of means is not the mean, so
-each sum of cross-entropy is divided by the labels of the whole step and multiplied by what DeepSpeed will divide by. The
-loss it tells is rounded to float32, and it has a gradient norm only where it clips: both are computed here from what it
-holds. It keeps no gradient after a step, so references to them are taken when they are reduced.
+each sum of cross-entropy is divided by the labels of the whole step and multiplied by what DeepSpeed will divide by.
+The loss it tells other stages is rounded to float32, and so is the gradient norm it has under ZeRO: both are computed
+here from what it holds. It keeps no gradient after a step, so references to them are taken when they are reduced.
 
-It prints, logs and warns a lot: nothing of that gets out. Its shared-memory operator, compiled on first use, is declared
-incompatible before it is asked for. It wants LOCAL_RANK in the environment (`launch/env.py` sets it) and a process group.
-Source: deepspeed 0.19; ZeRO: arXiv 1910.02054. Left out, with reasons in `unsupported`: tensor, sequence and context
-parallelism.
+It prints, logs and warns a lot: nothing of that gets out. Its shared-memory operator, compiled on first use, is
+declared incompatible before it is asked for. It wants LOCAL_RANK in the environment (`launch/env.py` sets it) and a
+process group. Source: deepspeed 0.19; ZeRO: arXiv 1910.02054. What is left out is told in
+`parallel/engines/deepspeed_limits.py`.
 """
 
 import contextlib
@@ -24,18 +24,17 @@ from torch import Tensor, nn
 
 from models.architectures import build
 from models.batch import Batch
-from models.config import ModelConfig
 from models.head import CrossEntropy
 from models.initial import canonical_name, initialise
 from parallel.comm import Comm
 from parallel.engines.deepspeed_config import ds_config
 from parallel.engines.deepspeed_layers import Current, Parts, qualified_name
+from parallel.engines.deepspeed_limits import METHODS, unsupported
 from parallel.engines.deepspeed_pieces import Piece, of_partition, of_shards, of_weights, whole
 from parallel.engines.engine import OptimizerName, Quantity, StepFacts
 from parallel.engines.gathered import Gathered, put_together
 from parallel.engines.scored_model import ScoredModel
 from parallel.engines.silence import silence
-from parallel.layouts import Layout
 from parallel.parallelize import choose_attention
 from parallel.pipeline import Observer, Unobserved
 from parallel.plan import Plan, Shard
@@ -46,35 +45,14 @@ from parallel.sequence import microbatches
 with silence():
     import deepspeed
     import deepspeed.ops
+    from deepspeed.runtime.pipe import p2p
+    from deepspeed.utils import groups
 
     from parallel.engines.deepspeed_double import admitting_double, keep_double
-    from parallel.engines.deepspeed_pipeline import METHODS, Instructions, pipeline_module
+    from parallel.engines.deepspeed_pipeline import Instructions, pipeline_module
 
 # Asked for at the first use of a process group: nothing is compiled for this.
 vars(deepspeed.ops)["__compatible_ops__"] = {}
-
-
-def unsupported(config: ModelConfig, layout: Layout) -> str | None:  # noqa: ARG001, one signature for every engine
-    """Why this engine cannot run a model on a layout, as one line; None when it can."""
-    if layout.world_size == 1:
-        return "deepspeed needs a process group: a layout of one rank is the native engine's; use 2 ranks or more"
-    if layout.tp > 1:
-        return f"deepspeed shards no fused projections, vocabularies and losses: tp = {layout.tp}; use tp = 1"
-    if layout.cp > 1:
-        return f"deepspeed's Ulysses is not joined with these models yet: cp = {layout.cp}; use cp = 1"
-    if layout.pp == 1:
-        return None
-    if layout.zero > 1:
-        return f"deepspeed's PipelineModule refuses ZeRO 2 and 3: zero = {layout.zero} with pp = {layout.pp}; use zero <= 1"
-    if layout.schedule != "1f1b" or layout.placement != "linear":
-        return (
-            f"deepspeed's pipeline knows one schedule: schedule = {layout.schedule!r}; use '1f1b' with one stage a rank"
-        )
-    if layout.transport != "relay":
-        return "deepspeed's stages send to their neighbours only: transport = 'direct'; use 'relay'"
-    if layout.cut not in METHODS:
-        return f"deepspeed cuts by its own methods: cut = {layout.cut!r}; use {' or '.join(map(repr, METHODS))}"
-    return None
 
 
 class DeepspeedEngine:
@@ -138,6 +116,7 @@ class DeepspeedEngine:
         self._loss = torch.zeros((), dtype=torch.promote_types(self.dtype, torch.float32), device=self.device)
         self._pieces, self._updates = [], update
         parts = microbatches(batch.to(self.device, self.dtype), self.plan.layout)
+        self._take_over(self._engine.mpu)
         with silence():
             if self.plan.layout.pp > 1:
                 self._instructions.run(parts, watch, self._enter)
@@ -216,10 +195,21 @@ class DeepspeedEngine:
         """DeepSpeed's engine."""
         is_double, is_zero = self.dtype == torch.float64, self.plan.layout.zero > 0
         with admitting_double(is_zero=is_zero) if is_double else contextlib.nullcontext():
+            self._take_over(None)
             engine, *_ = deepspeed.initialize(model=module, model_parameters=list(module.parameters()), config=config)
         if is_double:
             keep_double(engine, is_zero=is_zero)
         return engine
+
+    def _take_over(self, grid: Any) -> None:
+        """DeepSpeed keeps the groups of the engine that was made last in globals: puts this engine's there.
+
+        Args:
+            grid: DeepSpeed's of a pipeline; None for data parallelism over the world.
+        """
+        groups.mpu = grid
+        if grid is not None:
+            p2p.init_process_groups(grid)
 
     def _run(self, parts: Sequence[Batch], watch: Observer) -> None:
         """A step without stages."""

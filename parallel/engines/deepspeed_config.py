@@ -2,8 +2,8 @@
 
     train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x dp
 
-has to hold exactly, so a step whose last microbatch is ragged has no such file. The pipeline's cut and the microbatches'
-order are arguments of `PipelineModule`, not of the file; DeepSpeed adds what it does not find there by itself.
+has to hold exactly, so a step whose last microbatch is ragged has no such file. A pipeline's stages and cut are
+arguments of `PipelineModule`, not of the file. Keys that are not there have DeepSpeed's defaults.
 Source: deepspeed 0.19, docs/_pages/config-json. Torch-free.
 """
 
@@ -18,7 +18,7 @@ NEVER = 10**9
 """Steps between two reports."""
 
 BUCKET_ELEMENTS = 50_000_000
-"""Of a reduction. A tenth of DeepSpeed's default, because zero 3 sets the whole bucket aside, however small the model."""
+"""Of a reduction. A tenth of DeepSpeed's default: zero 3 sets a whole bucket aside, however small the model."""
 
 
 def ds_config(

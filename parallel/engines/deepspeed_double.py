@@ -29,7 +29,7 @@ def admitting_double(*, is_zero: bool) -> Iterator[None]:
         module.dtype = torch.float32
 
     with (
-        mock.patch.object(DeepSpeedEngine, "get_data_types", lambda _engine: (torch.float64, torch.float64)),
+        mock.patch.object(DeepSpeedEngine, "get_data_types", return_value=(torch.float64, torch.float64)),
         mock.patch.object(InsertPostInitMethodToModuleSubClasses, "_set_dtype", as_single),
     ):
         yield

@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 

@@ -22,6 +22,7 @@ from deepspeed.runtime.pipe.topology import ProcessTopology
 from torch import Tensor
 
 from models.batch import Batch
+from models.stack import Side
 from parallel.engines.deepspeed_layers import (
     BiasLayer,
     BlockLayer,
@@ -33,32 +34,30 @@ from parallel.engines.deepspeed_layers import (
     TokenLayer,
     TransformLayer,
     look_up,
-    stream_of,
     tied_product,
 )
 from parallel.pipeline import Observer
-from parallel.plan import Plan
 from parallel.schedule import Action, Kind
-from models.stack import Side
-
-METHODS = {"even": "type:BlockLayer", "parameters": "parameters"}
-"""DeepSpeed's partition method for a layout's cut."""
 
 
 def layer_specs(parts: Parts, current: Current) -> list[Any]:
     """The model as a list of layers, none of which is built."""
     config = parts.plan.config
     tied = config.tie_groups[0] if config.tie_groups else ()
-    sides: list[Side] = [*(["encoder"] if config.has_encoder else []), *(["decoder"] if config.has_decoder else [])]  # type: ignore[list-item]
+    sides: tuple[tuple[Side, int], ...] = (
+        ("encoder", config.num_encoder_blocks),
+        ("decoder", config.num_decoder_blocks),
+    )
     specs: list[Any] = []
-    for side in sides:
+    for side, num_blocks in sides:
+        if num_blocks == 0:
+            continue
         if f"{side}.embedding.token.weight" in tied:
             use = functools.partial(_tied_look_up, current, parts, side)
             specs.append(TiedLayerSpec("token", TiedRows, parts, tied[0], forward_fn=use))
         elif side == "decoder" or not config.feature_width:
             specs.append(LayerSpec(TokenLayer, parts, current, side))
         specs.append(LayerSpec(EmbeddingLayer, parts, current, side))
-        num_blocks = config.num_encoder_blocks if side == "encoder" else config.num_decoder_blocks
         specs += [LayerSpec(BlockLayer, parts, current, side, index) for index in range(num_blocks)]
     if "head.weight" not in tied:
         return [*specs, LayerSpec(HeadLayer, parts, current)]
@@ -121,7 +120,7 @@ class Instructions:
         }
         # The first and the last stage ask for data: the number of the microbatch, which both read themselves.
         numbers = (torch.tensor([number]) for number in itertools.count())
-        engine.train_batch(((number, number) for number in numbers))
+        engine.train_batch((number, number) for number in numbers)
 
     def _forward(self, watch: Observer, enter: Callable[[int], None]) -> Callable[..., None]:
         original = self._originals[instructions.ForwardPass]

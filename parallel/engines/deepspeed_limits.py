@@ -1,0 +1,41 @@
+"""What can DeepSpeed not run of these models? Each limit in one line, told before anything starts. Torch-free."""
+
+import itertools
+from collections.abc import Iterator
+
+from models.config import ModelConfig
+from parallel.layouts import Cut, Layout
+
+METHODS: dict[Cut, str] = {"even": "type:BlockLayer", "parameters": "parameters"}
+"""DeepSpeed's partition method for a layout's cut; see `parallel/engines/deepspeed_pipeline.py`."""
+
+
+def unsupported(_config: ModelConfig, layout: Layout) -> str | None:
+    """Why DeepSpeed cannot run a layout, as one line; None when it can."""
+    return next(itertools.chain(_axis_limits(layout), _pipeline_limits(layout)), None)
+
+
+def _axis_limits(layout: Layout) -> Iterator[str]:
+    if layout.world_size == 1:
+        yield "deepspeed needs a process group: a layout of one rank is plain PyTorch; use 2 ranks or more"
+    if layout.tp > 1:
+        yield (
+            "deepspeed's AutoTP shards nn.Linear modules by name and knows no fused projections, vocabularies and "
+            f"losses: tp = {layout.tp}; use tp = 1"
+        )
+    if layout.cp > 1:
+        yield f"deepspeed's Ulysses attention is not joined with these models: cp = {layout.cp}; use cp = 1"
+
+
+def _pipeline_limits(layout: Layout) -> Iterator[str]:
+    if layout.pp == 1:
+        return
+    if layout.zero > 1:
+        yield f"deepspeed's PipelineModule refuses ZeRO 2 and 3: zero = {layout.zero}, pp = {layout.pp}; use zero <= 1"
+    if layout.schedule != "1f1b":
+        yield f"deepspeed's pipeline runs 1F1B only: schedule = {layout.schedule!r}; use schedule = '1f1b'"
+    if layout.transport != "relay":
+        yield "deepspeed's stages send to their neighbours only: transport = 'direct'; use transport = 'relay'"
+    if layout.cut not in METHODS:
+        cut = layout.cut if isinstance(layout.cut, str) else list(layout.cut)
+        yield f"deepspeed cuts by methods of its own: cut = {cut!r}; use {' or '.join(map(repr, METHODS))}"
