@@ -63,6 +63,39 @@ def test_a_layout_equals_one_process(
     assert parity.worst_error <= EXACT_RTOL
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(pp=4, microbatches=3), Layout(pp=2, dp=2, zero=1, microbatches=2)],
+    ids=lambda layout: layout.label,
+)
+def test_stages_in_the_middle_and_zero_beside_stages_equal_one_process(layout: Layout, four_ranks: Ranks) -> None:
+    """Fewer microbatches than stages are fine."""
+    case = engine_case("deepspeed", "encoder_decoder", layout, changes=tying("encoder_decoder", TIED))
+    assert four_ranks.run(proved, case)[0].failures == ()
+
+
+def test_engines_of_two_grids_take_turns_in_one_process(two_ranks: Ranks) -> None:
+    """DeepSpeed keeps the groups of the engine that was made last in globals."""
+    layouts = (Layout(pp=2, microbatches=2), Layout(dp=2, microbatches=2))
+    for of_pipeline, of_data in two_ranks.run(losses_in_turn, layouts):
+        assert of_pipeline == pytest.approx(of_data, rel=EXACT_RTOL)
+
+
+def losses_in_turn(worker: Worker, layouts: tuple[Layout, ...]) -> list[list[float]]:
+    """Of three steps of engines of several layouts, which compute the same."""
+    cases = [engine_case("deepspeed", "encoder_decoder", layout) for layout in layouts]
+    engines = [engine_of(worker, case, learning_rate=0.1) for case in cases]
+    shares = [
+        deal(case_batch(case, seed=0), case.layout, engine.comm.coordinate.dp)
+        for case, engine in zip(cases, engines, strict=True)
+    ]
+    told: list[list[float]] = [[] for _ in cases]
+    for _ in range(3):
+        for engine, share, losses_of in zip(engines, shares, told, strict=True):
+            losses_of.append(engine.step(share).loss)
+    return told
+
+
 # ---- traps --------------------------------------------------------------------------------------------------------
 
 

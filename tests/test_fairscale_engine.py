@@ -47,6 +47,11 @@ def test_a_layout_equals_one_process(
     assert parity.worst_error <= EXACT_RTOL
 
 
+def test_both_axes_together_equal_one_process(four_ranks: Ranks) -> None:
+    case = engine_case("fairscale", "encoder_decoder", Layout(tp=2, dp=2, zero=2, microbatches=2), changes=RELATIVE)
+    assert four_ranks.run(proved, case)[0].failures == ()
+
+
 def test_engines_of_two_topologies_take_turns_in_one_process(two_ranks: Ranks) -> None:
     """The groups of its layers are globals of a module."""
     for alone, in_turn in two_ranks.run(losses_alone_and_in_turn):

@@ -45,11 +45,9 @@ from parallel.sequence import microbatches
 with silence():
     import deepspeed
     import deepspeed.ops
-    from deepspeed.runtime.pipe import p2p
-    from deepspeed.utils import groups
 
     from parallel.engines.deepspeed_double import admitting_double, keep_double
-    from parallel.engines.deepspeed_pipeline import Instructions, pipeline_module
+    from parallel.engines.deepspeed_pipeline import Instructions, pipeline_module, take_over
 
 # Asked for at the first use of a process group: nothing is compiled for this.
 vars(deepspeed.ops)["__compatible_ops__"] = {}
@@ -116,7 +114,7 @@ class DeepspeedEngine:
         self._loss = torch.zeros((), dtype=torch.promote_types(self.dtype, torch.float32), device=self.device)
         self._pieces, self._updates = [], update
         parts = microbatches(batch.to(self.device, self.dtype), self.plan.layout)
-        self._take_over(self._engine.mpu)
+        take_over(self._engine.mpu)
         with silence():
             if self.plan.layout.pp > 1:
                 self._instructions.run(parts, watch, self._enter)
@@ -191,25 +189,15 @@ class DeepspeedEngine:
             return {p: canonical_name(self.plan.config, name) for name, p in self.model.named_parameters()}
         return {p: qualified_name(self.plan, module.get_submodule, name) for name, p in module.named_parameters()}
 
-    def _initialised(self, module: nn.Module, config: dict[str, Any]) -> Any:
+    def _initialised(self, module: Any, config: dict[str, Any]) -> Any:
         """DeepSpeed's engine."""
         is_double, is_zero = self.dtype == torch.float64, self.plan.layout.zero > 0
         with admitting_double(is_zero=is_zero) if is_double else contextlib.nullcontext():
-            self._take_over(None)
+            take_over(module.mpu() if self.plan.layout.pp > 1 else None)
             engine, *_ = deepspeed.initialize(model=module, model_parameters=list(module.parameters()), config=config)
         if is_double:
             keep_double(engine, is_zero=is_zero)
         return engine
-
-    def _take_over(self, grid: Any) -> None:
-        """DeepSpeed keeps the groups of the engine that was made last in globals: puts this engine's there.
-
-        Args:
-            grid: DeepSpeed's of a pipeline; None for data parallelism over the world.
-        """
-        groups.mpu = grid
-        if grid is not None:
-            p2p.init_process_groups(grid)
 
     def _run(self, parts: Sequence[Batch], watch: Observer) -> None:
         """A step without stages."""

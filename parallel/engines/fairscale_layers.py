@@ -19,7 +19,6 @@ Source: fairscale 0.4.13, nn/model_parallel (after Megatron-LM, arXiv 1909.08053
 import contextlib
 import dataclasses
 import functools
-import io
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,7 +29,6 @@ from fairscale.nn.model_parallel.cross_entropy import vocab_parallel_cross_entro
 from fairscale.nn.model_parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from fairscale.nn.model_parallel.mappings import scatter_to_model_parallel_region
 from torch import Tensor, nn
-from torch._C._distributed_c10d import DebugLevel, get_debug_level, set_debug_level
 
 from models.batch import IGNORED
 from models.dropout import Dropout
@@ -38,6 +36,8 @@ from models.embedding import TokenEmbedding
 from models.head import Head
 from models.layers import FusedLinear, Linear
 from models.positions import RelativeBias
+from parallel.engines.silence import silence
+from parallel.engines.unchecked import unchecked_groups
 from parallel.plan import Plan, Style
 
 _GLOBALS = (
@@ -84,14 +84,10 @@ def topology(tp: int) -> Topology:
 @functools.lru_cache(maxsize=64)
 def _made(tp: int, world: Any) -> Topology:
     """Making groups takes sockets: layouts of one degree share them for as long as the world lives."""
-    before, level = _globals(), get_debug_level()
+    before = _globals()
     initialize.destroy_model_parallel()
-    # Groups that compare every collective with the partners' (DETAIL) crash DistributedDataParallel in torch 2.13.
-    set_debug_level(DebugLevel.OFF)
-    # It prints three lines on rank 0.
-    with contextlib.redirect_stdout(io.StringIO()):
+    with unchecked_groups(), silence():
         initialize.initialize_model_parallel(tp)
-    set_debug_level(level)
     values = _globals()
     _set_globals(before)
     return Topology(tp=tp, tp_coordinate=dist.get_rank(world) % tp, values=values)
