@@ -16,7 +16,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from launch import experiment
+import launch.cell
+from launch.experiment import load
 from launch.machine_files import load_machine, machine_names
 from launch.settings import Settings
 from launch.sheets import Cell, Format, Sheet, csv_text, format_option, show
@@ -57,7 +58,7 @@ class Simulated:
         refusal: why there is no step.
     """
 
-    cell: experiment.Cell
+    cell: launch.cell.Cell
     machine: Machine
     shape: StepShape | None = None
     time: StepTime | None = None
@@ -110,7 +111,7 @@ COLUMNS = (
 """Of the CSV: a cell a row."""
 
 
-def simulated(cell: experiment.Cell, machine: Machine, dtype: str) -> Simulated:
+def simulated(cell: launch.cell.Cell, machine: Machine, dtype: str) -> Simulated:
     """A cell's step on a machine, or why it has none."""
     layout, config = cell.layout, cell.model
     source_length, target_length = cell.data.stream_lengths(config)
@@ -166,7 +167,7 @@ def simulate_command(
     known = load_machine(machine)
     if pictured and out is None:
         raise ValueError(f"--timeline {pictured[0]} needs a folder for its pictures: give --out FOLDER")
-    study = experiment.load(file)
+    study = load(file)
     # A control repeats its cell: it would be the same numbers.
     cells = [cell for cell in study.cells if not cell.is_control]
     for name in pictured:
@@ -197,7 +198,7 @@ def _check_cell(name: str, names: Sequence[str]) -> None:
         raise ValueError(f"--timeline {name!r} is no cell; the nearest is {near[0]!r}")
 
 
-def _simulate(cells: Sequence[experiment.Cell], machine: Machine, dtype: str) -> list[Simulated]:
+def _simulate(cells: Sequence[launch.cell.Cell], machine: Machine, dtype: str) -> list[Simulated]:
     """All cells, with a bar on the error stream."""
     console = Console(stderr=True)
     bar = Progress(
