@@ -108,8 +108,8 @@ def section(penalty: pd.DataFrame, pictures: Iterable[str]) -> Iterator[str]:
         )
     yield markdown.table(
         (
-            *("costs", "#ranks", "#decoder-only", "#encoder-decoder as others run it", "#against the twin"),
-            *("#with costed cuts and lists", "#against the twin ", "#no dealing of blocks is below", "#sublayers"),
+            *("costs", "#ranks", "#decoder-only", "#encoder-decoder as others run it", "#x the twin's named"),
+            *("#with costed cuts and lists", "#x the twin's listed", "#no dealing of blocks is below", "#sublayers"),
         ),
         rows,
     )

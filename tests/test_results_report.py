@@ -159,6 +159,8 @@ def test_report_tells_where_it_is_and_every_verdict(folder: Path, tmp_path: Path
         "P6   conditional",
         "P7   conditional",
         "P8   conditional",
+        "P9   undecided",
+        "P11  supported",
         "C1   supported",
         "C2   supported",
         "C3   supported",
