@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from torch import Tensor
 from torch.distributed.pipelining import Schedule1F1B
 
 from launch.case import Case
@@ -148,6 +149,27 @@ def test_what_torch_cannot_run_is_told_in_one_line(layout: Layout, line: str) ->
     planned = plan(config, layout)
     with rank_of(planned, 0) as comm, pytest.raises(ValueError, match=re.escape(line)):
         build("torch", plan=planned, comm=comm, seed=0, dtype=torch.float32, device=CPU)
+
+
+def gradients(worker: Worker, config: ModelConfig, layout: Layout) -> dict[str, Tensor]:
+    """Whole gradients of one step, on rank 0."""
+    planned = plan(config, layout)
+    comm = Comm.create(plan=planned, rank=worker.rank, groups=worker.groups, device=CPU)
+    engine = build("torch", plan=planned, comm=comm, seed=0, dtype=torch.float64, device=CPU)
+    engine.step(deal(small_batch(config, num_sequences=5), layout, comm.coordinate.dp), update=False)
+    told = engine.gather("gradient")
+    return {} if told is None else told.tensors
+
+
+def test_a_block_that_is_computed_again_drops_out_what_it_did_before(two_ranks: Ranks) -> None:
+    """Also when other microbatches ran forward in between."""
+    config = tied("encoder_decoder").replace(dropout=0.3, attention_dropout=0.2, ffn_dropout=0.1)
+    layout = Layout(pp=2, microbatches=3, schedule="gpipe")
+    kept = two_ranks.run(gradients, config, layout)[0]
+    for recompute in ("selective", "full"):
+        again = two_ranks.run(gradients, config, layout.replace(recompute=recompute))[0]
+        for name, gradient in kept.items():
+            torch.testing.assert_close(again[name], gradient, rtol=EXACT_RTOL, atol=1e-15)
 
 
 # ---- optimizers and what ranks hold ---------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from models.architectures import build
 from models.attention import fused_attention, materialised_attention
 from models.batch import Batch
 from models.blocks import DecoderBlock, EncoderBlock
-from models.dropout import Dropout
+from models.dropout import Dropout, MaskKey
 from models.initial import draw
 from models.model import Model
 from models.slicing import part_of, slice_model
@@ -251,15 +251,22 @@ def _choose_attention(model: Model, plan: Plan) -> None:
         if isinstance(module, Attention):
             module.use(fused_attention if plan.layout.attention == "fused" else materialised_attention)
             if plan.layout.recompute == "selective":
-                module.core = _checkpointed(module.core)
+                module.core = _checkpointed(module.core, model.mask_key)
         if plan.layout.recompute == "full" and isinstance(module, EncoderBlock | DecoderBlock):
-            module.forward = _checkpointed(module.forward)  # type: ignore[method-assign]
+            module.forward = _checkpointed(module.forward, model.mask_key)  # type: ignore[method-assign]
 
 
-def _checkpointed(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _checkpointed(function: Callable[..., Tensor], key: MaskKey) -> Callable[..., Tensor]:
     def kept(*inputs: object) -> Tensor:
+        number = key.microbatch
+
+        def run(*again: object) -> Tensor:
+            # Other microbatches may have come between: masks are those of the one that is computed again.
+            key.microbatch = number
+            return function(*again)
+
         # Masks depend on their key alone: no generator has a state to keep.
-        recomputed: Tensor = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+        recomputed: Tensor = checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False)
         return recomputed
 
     return kept
