@@ -27,8 +27,10 @@ from parallel.search_bounds import SPLIT, Bounds
 from parallel.search_space import Question
 from parallel.step_time import StepTime, step_time
 
-TOLERANCE = 0.005
-"""A goal is reached within half a percent."""
+TOLERANCE = 0.01
+"""A goal is reached within one percent."""
+NUM_PLAIN = 2500
+"""Pipelines with one stage a rank and whole backwards that are cut, at most: most searches need fewer."""
 NUM_OTHERS = 120
 """Pipelines with several stages a rank or split backwards that are cut."""
 NUM_LISTED = 2
@@ -56,6 +58,7 @@ def search(
     restrictions: Mapping[str, Restriction] | None = None,
     *,
     tolerance: float = TOLERANCE,
+    num_plain: int = NUM_PLAIN,
     num_others: int = NUM_OTHERS,
     num_listed: int = NUM_LISTED,
     observe: Observe | None = None,
@@ -66,11 +69,12 @@ def search(
         question: what is searched for.
         restrictions: further goals, by name.
         tolerance: by how much of its time a goal's step may be longer than the least one.
+        num_plain: pipelines with one stage a rank and whole backwards that are cut, at most.
         num_others: pipelines with several stages a rank or with split backwards that are cut, at most.
         num_listed: pipelines that list schedules are made of.
         observe: called now and then.
     """
-    return _Search(question, restrictions or {}, tolerance, num_others, observe).run(num_listed)
+    return _Search(question, restrictions or {}, tolerance, num_plain, num_others, observe).run(num_listed)
 
 
 class _Search:
@@ -79,15 +83,17 @@ class _Search:
         question: Question,
         restrictions: Mapping[str, Restriction],
         tolerance: float,
+        num_plain: int,
         num_others: int,
         observe: Observe | None,
     ) -> None:
         self._question, self._bounds = question, Bounds(question)
         self._restrictions, self._tolerance, self._observe = restrictions, tolerance, observe
-        self._num_others = num_others
+        self._num_plain, self._num_others = num_plain, num_others
         self._capacity = question.machine.device.capacity_bytes
         self._best: dict[str, Found] = {}
         self._tried: dict[Layout, Found | None] = {}
+        self._makespans: dict[Layout, float] = {}
         self._queue: list[tuple[float, int, _Node]] = []
         self._count = itertools.count()
         self._num_decided = self._num_simulated = self._num_too_large = 0
@@ -100,8 +106,8 @@ class _Search:
             for frame in frames
             if self._bounds.bytes.least(frame, self._question.size(frame)) <= self._capacity
         ]
-        self._search_plain(nodes)
-        left = self._search_others(nodes)
+        left = self._search_plain(nodes)
+        left = {goal: min(left[goal], bound) for goal, bound in self._search_others(nodes).items()}
         self._list(num_listed)
         found = {
             goal: dataclasses.replace(
@@ -120,19 +126,25 @@ class _Search:
 
     # ---- from bound to bound ------------------------------------------------------------------------------------
 
-    def _search_plain(self, nodes: Sequence[_Node]) -> None:
-        """Takes pipelines with one stage a rank and whole backwards, the least bound first, until none is faster."""
+    def _search_plain(self, nodes: Sequence[_Node]) -> dict[str, float]:
+        """Takes pipelines with one stage a rank and whole backwards, the least bound first, until none is faster.
+
+        Returns the least bound left by goal.
+        """
         for node in nodes:
             self._push(node.bound, node)
-        while self._queue:
+        num_left = self._num_plain
+        while self._queue and num_left:
             node = self._pop()
             if not self._is_open(node):
                 continue
             if node.schedules:
                 self._try(node)
+                num_left -= 1
                 continue
             for pipeline in self._pipelines(node, are_plain=True):
                 self._push(pipeline.bound, pipeline)
+        return self._left()
 
     def _search_others(self, nodes: Sequence[_Node]) -> dict[str, float]:
         """Takes the other pipelines, the likeliest first, so many of them; returns the least bound left by goal."""
@@ -149,10 +161,15 @@ class _Search:
             if self._is_open(node):
                 self._try(node)
                 num_left -= 1
+        return self._left()
+
+    def _left(self) -> dict[str, float]:
+        """Empties the queue."""
         left = dict.fromkeys((BEST, *self._restrictions), float("inf"))
         for _, _, node in self._queue:
             for goal in node.goals:
                 left[goal] = min(left[goal], node.bound)
+        self._queue.clear()
         return left
 
     def _push(self, order: float, node: _Node) -> None:
@@ -190,10 +207,15 @@ class _Search:
     def _try(self, node: _Node) -> None:
         """Cuts a pipeline, and simulates its schedules unless a closer bound tells that none of them is faster."""
         cut = self._bounds.cut(node.layout)
-        bound = max(node.bound, self._bounds.pipeline_seconds(node.layout, cut)[node.schedules[0] in SPLIT])
+        is_split = node.schedules[0] in SPLIT
+        bound = max(node.bound, self._bounds.pipeline_seconds(node.layout, cut)[is_split])
         for schedule in node.schedules:
             layout = node.layout.replace(schedule=schedule)
-            if self._is_open(_Node(bound, layout, self._goals(layout, [schedule]))):
+            known = self._makespans.get(_without_zero(layout, cut))
+            least = bound
+            if known is not None:
+                least = max(bound, self._bounds.pipeline_seconds(layout, cut, known)[is_split])
+            if self._is_open(_Node(least, layout, self._goals(layout, [schedule]))):
                 self._simulate(layout, cut)
 
     def _goals(self, layout: Layout, schedules: Sequence[Schedule]) -> frozenset[str]:
@@ -234,7 +256,7 @@ class _Search:
     def _time(self, explicit: Layout) -> StepTime:
         question = self._question
         self._num_simulated += 1
-        return step_time(
+        time = step_time(
             question.machine,
             question.config,
             explicit,
@@ -243,6 +265,8 @@ class _Search:
             optimizer=question.optimizer,
             master_weights=question.master_weights,
         )
+        self._makespans[explicit.replace(zero=0)] = time.timeline.makespan_seconds
+        return time
 
     def _keep(self, found: Found) -> None:
         for goal in self._goals(found.layout, [found.layout.schedule]):
@@ -284,3 +308,8 @@ class _Search:
                 closest = Closest(layout=frame, fullest_bytes=most, fullest_rank=rank)
         assert closest is not None, "a question has frames"
         return closest
+
+
+def _without_zero(layout: Layout, cut: tuple[int, ...]) -> Layout:
+    """Layouts that differ in ZeRO alone have one pipeline."""
+    return layout.replace(cut=cut, zero=0) if layout.pp > 1 else layout.replace(zero=0)

@@ -163,8 +163,13 @@ class Bounds:
             for rank in range(layout.pp)
         )
 
-    def pipeline_seconds(self, layout: Layout, cut: Sequence[int]) -> tuple[float, ...]:
-        """Of a layout with a cut: under schedules with whole backwards, and with split ones."""
+    def pipeline_seconds(
+        self, layout: Layout, cut: Sequence[int], makespan_seconds: float | None = None
+    ) -> tuple[float, ...]:
+        """Of a layout with a cut: under schedules with whole backwards, and with split ones.
+
+        ZeRO changes nothing before the last backward: where the makespan is known of another stage of it, it holds.
+        """
         profile, m = self.profile(layout), layout.microbatches
         stages = stages_of(self.question.config, cut)
         ranks = stage_ranks(layout.placement, layout.pp, layout.chunks)
@@ -191,7 +196,8 @@ class Bounds:
             self.question.machine.traffic_seconds(updated_bytes(self.bytes.states(layout, one), layout)) for one in held
         )
         whole, split = max(whole, heads[-1] + tails[-1]), max(split, heads[-1] + halves[-1])
-        return tuple((max(done, last + min(summed)) + update) * _BELOW for last in (whole, split))
+        known = makespan_seconds or 0.0
+        return tuple((max(done, max(last, known) + min(summed)) + update) * _BELOW for last in (whole, split))
 
     # ---- communication ------------------------------------------------------------------------------------------
 
