@@ -41,7 +41,7 @@ CASES = [
     (Layout(dp=2, zero=3), TIED),
     (Layout(pp=2, microbatches=2), RELATIVE),
     (Layout(pp=2, microbatches=4), TIED),
-    (Layout(pp=2, microbatches=1, cut="parameters", recompute="full"), POST_NORM),
+    (Layout(pp=2, microbatches=1, cut=(1,), recompute="full"), POST_NORM),
 ]
 """Ten sequences in 3 and in 4 microbatches leave a ragged last one."""
 
@@ -61,6 +61,13 @@ def test_a_layout_equals_one_process(
     parity = two_ranks.run(proved, case)[0]
     assert parity.failures == ()
     assert parity.worst_error <= EXACT_RTOL
+
+
+@pytest.mark.parametrize("cut", [(1,), (2,), (3,), (4,)])
+def test_any_cut_equals_one_process(cut: tuple[int, ...], two_ranks: Ranks) -> None:
+    """Before the memory, at it, and after it; the target's embedding is on the stage of the decoder's first block."""
+    case = engine_case("deepspeed", "encoder_decoder", Layout(pp=2, cut=cut), changes=tying("encoder_decoder", TIED))
+    assert two_ranks.run(proved, case)[0].failures == ()
 
 
 @pytest.mark.parametrize(
@@ -228,6 +235,7 @@ def test_what_zero_shards_is_halved_and_learns_the_same(two_ranks: Ranks) -> Non
 @pytest.mark.parametrize(
     ("architecture", "method", "blocks"),
     [
+        ("encoder_decoder", "type:^Start", [1, 4]),
         ("encoder_decoder", "type:BlockLayer", [3, 2]),
         ("encoder_decoder", "uniform", [3, 2]),
         ("encoder_only", "uniform", [1, 2]),
@@ -237,9 +245,9 @@ def test_what_zero_shards_is_halved_and_learns_the_same(two_ranks: Ranks) -> Non
 def test_stages_are_those_of_deepspeeds_method(
     architecture: Architecture, method: str, blocks: list[int], two_ranks: Ranks
 ) -> None:
-    """The source embedding is larger than all the rest."""
+    """The plan's cut is before block 1. The source embedding is larger than all the rest."""
     large = {"source_vocabulary": 2000} if architecture == "encoder_decoder" else {}
-    case = engine_case("deepspeed", architecture, Layout(pp=2), changes=large)
+    case = engine_case("deepspeed", architecture, Layout(pp=2, cut=(1,)), changes=large)
     assert two_ranks.run(blocks_of_stage, case, method) == blocks
 
 
@@ -250,7 +258,7 @@ def blocks_of_stage(worker: Worker, case: Case, method: str) -> int:
     partitioning = plan(case.config, case.layout)
     comm = Comm.create(plan=partitioning, rank=worker.rank, groups=worker.groups, device=CPU)
     engine = DeepspeedEngine(plan=partitioning, comm=comm, seed=0, dtype=torch.float32, device=CPU, partition=method)
-    return sum(type(layer).__name__ == "BlockLayer" for layer in engine._engine.module.children())
+    return sum(type(layer).__name__.endswith("BlockLayer") for layer in engine._engine.module.children())
 
 
 # ---- before anything starts ---------------------------------------------------------------------------------------
@@ -279,10 +287,6 @@ def blocks_of_stage(worker: Worker, case: Case, method: str) -> int:
         (
             Layout(pp=2, transport="direct"),
             "deepspeed's stages send to their neighbours only: transport = 'direct'; use transport = 'relay'",
-        ),
-        (
-            Layout(pp=2, cut=(1,)),
-            "deepspeed cuts by methods of its own: cut = [1]; use 'even' or 'parameters'",
         ),
     ],
 )

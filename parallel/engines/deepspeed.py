@@ -29,7 +29,7 @@ from models.initial import canonical_name, initialise
 from parallel.comm import Comm
 from parallel.engines.deepspeed_config import ds_config
 from parallel.engines.deepspeed_layers import Current, Parts, qualified_name
-from parallel.engines.deepspeed_limits import METHODS, unsupported
+from parallel.engines.deepspeed_limits import unsupported
 from parallel.engines.deepspeed_pieces import Piece, of_partition, of_shards, of_weights, whole
 from parallel.engines.engine import OptimizerName, Quantity, StepFacts
 from parallel.engines.gathered import Gathered, put_together
@@ -47,7 +47,7 @@ with silence():
     import deepspeed.ops
 
     from parallel.engines.deepspeed_double import admitting_double, keep_double
-    from parallel.engines.deepspeed_pipeline import Instructions, pipeline_module, take_over
+    from parallel.engines.deepspeed_pipeline import OF_PLAN, Instructions, pipeline_module, take_over
 
 # Asked for at the first use of a process group: nothing is compiled for this.
 vars(deepspeed.ops)["__compatible_ops__"] = {}
@@ -57,14 +57,14 @@ class DeepspeedEngine:
     """One rank of one layout of one model.
 
     Args:
-        plan: of the layout. Of its stages only the number is read: DeepSpeed cuts by itself.
+        plan: of the layout.
         comm: this rank's place.
         seed: of weights and dropout masks.
         dtype: of parameters, activations and gradients.
         device: where this rank computes.
         optimizer: `sgd` or `adamw`, torch's own.
         learning_rate: its step size.
-        partition: DeepSpeed's partition method; None takes that of the layout's cut.
+        partition: DeepSpeed's partition method; others than this one make stages that are not the plan's.
 
     Raises ValueError for a layout that `unsupported` names.
     """
@@ -79,7 +79,7 @@ class DeepspeedEngine:
         device: torch.device,
         optimizer: OptimizerName = "sgd",
         learning_rate: float = 1e-2,
-        partition: str | None = None,
+        partition: str = OF_PLAN,
     ) -> None:
         reason = unsupported(plan.config, plan.layout)
         if reason is not None:
@@ -167,7 +167,7 @@ class DeepspeedEngine:
 
     # ---- inside -------------------------------------------------------------------------------------------------
 
-    def _module(self, seed: int, partition: str | None) -> nn.Module:
+    def _module(self, seed: int, partition: str) -> nn.Module:
         """The whole model with its loss, or this rank's stage."""
         layout = self.plan.layout
         if layout.pp == 1:
@@ -177,10 +177,7 @@ class DeepspeedEngine:
             return ScoredModel(self.model)
         self._current = Current()
         parts = Parts(self.model, self.plan, seed=seed, dtype=self.dtype, device=self.device)
-        assert isinstance(layout.cut, str)
-        module: nn.Module = pipeline_module(
-            parts, self._current, method=partition or METHODS[layout.cut], score=self._scored
-        )
+        module: nn.Module = pipeline_module(parts, self._current, method=partition, score=self._scored)
         return module
 
     def _named(self, module: nn.Module) -> dict[nn.Parameter, str]:

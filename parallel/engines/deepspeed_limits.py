@@ -4,10 +4,7 @@ import itertools
 from collections.abc import Iterator
 
 from models.config import ModelConfig
-from parallel.layouts import Cut, Layout
-
-METHODS: dict[Cut, str] = {"even": "type:BlockLayer", "parameters": "parameters"}
-"""DeepSpeed's partition method for a layout's cut; see `parallel/engines/deepspeed_pipeline.py`."""
+from parallel.layouts import Layout
 
 
 def unsupported(_config: ModelConfig, layout: Layout) -> str | None:
@@ -36,6 +33,3 @@ def _pipeline_limits(layout: Layout) -> Iterator[str]:
         yield f"deepspeed's pipeline runs 1F1B only: schedule = {layout.schedule!r}; use schedule = '1f1b'"
     if layout.transport != "relay":
         yield "deepspeed's stages send to their neighbours only: transport = 'direct'; use transport = 'relay'"
-    if layout.cut not in METHODS:
-        cut = layout.cut if isinstance(layout.cut, str) else list(layout.cut)
-        yield f"deepspeed cuts by methods of its own: cut = {cut!r}; use {' or '.join(map(repr, METHODS))}"

@@ -1,8 +1,12 @@
 """The model as DeepSpeed's PipelineModule, and its schedule one instruction after the other.
 
-    cut = even         type:BlockLayer     as many blocks a stage
-    cut = parameters   parameters          as many parameters a stage; embedding and head count
-    (uniform)          uniform             as many layers a stage; embedding and head are layers
+    type:^Start        the plan's stages: the first layer of each is of a class whose name starts so
+    type:BlockLayer    as many blocks a stage
+    parameters         as many parameters a stage; embedding and head count
+    uniform            as many layers a stage; embedding and head are layers
+
+DeepSpeed cuts by balancing what a method counts. With one start a stage there is nothing to balance, and of equally
+good cuts it takes the last: right before the start.
 
 DeepSpeed runs 1F1B. It sizes its receive buffers by the first microbatch and keeps them: they are made anew for a batch
 of another shape, and for every microbatch where the last is ragged. A stage that hands on several tensors runs a
@@ -43,6 +47,9 @@ from parallel.engines.unchecked import unchecked_groups
 from parallel.pipeline import Observer
 from parallel.schedule import Action, Kind
 
+OF_PLAN = "type:^Start"
+"""The method that gives the plan's stages."""
+
 
 def layer_specs(parts: Parts, current: Current) -> list[Any]:
     """The model as a list of layers, none of which is built."""
@@ -53,16 +60,22 @@ def layer_specs(parts: Parts, current: Current) -> list[Any]:
         ("decoder", config.num_decoder_blocks),
     )
     specs: list[Any] = []
+    first_layers: list[int] = []
     for side, num_blocks in sides:
         if num_blocks == 0:
             continue
+        first_layers.append(len(specs))
         if f"{side}.embedding.token.weight" in tied:
             use = functools.partial(_tied_look_up, current, parts, side)
             specs.append(TiedLayerSpec("token", TiedRows, parts, tied[0], forward_fn=use))
         elif side == "decoder" or not config.feature_width:
             specs.append(LayerSpec(TokenLayer, parts, current, side))
         specs.append(LayerSpec(EmbeddingLayer, parts, current, side))
+        first_layers += range(len(specs) + 1, len(specs) + num_blocks)
         specs += [LayerSpec(BlockLayer, parts, current, side, index) for index in range(num_blocks)]
+    for stage in parts.plan.stages:
+        start = specs[first_layers[stage.first]]
+        start.typename = type(f"Start{start.typename.__name__}", (start.typename,), {})
     if "head.weight" not in tied:
         return [*specs, LayerSpec(HeadLayer, parts, current)]
     specs.append(LayerSpec(TransformLayer, parts, current))
