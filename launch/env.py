@@ -138,6 +138,7 @@ def world(choice: BackendChoice = "auto", *, timeout_seconds: float = DEFAULT_TI
         yield here
         return
     end_with_parent()
+    announce_place(here.local_rank, here.device)
     dist.init_process_group(
         here.backend,
         timeout=datetime.timedelta(seconds=timeout_seconds),
@@ -173,9 +174,10 @@ def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
         os.kill(os.getpid(), number)
 
 
-def announce_local_rank(local_rank: int) -> None:
-    """Tell libraries which rank of this node they run on, as torchrun does; DeepSpeed does not start without."""
+def announce_place(local_rank: int, device: torch.device) -> None:
+    """Tell DeepSpeed which rank of this node this is and what it computes on; else it takes a GPU wherever one is."""
     os.environ["LOCAL_RANK"] = str(local_rank)
+    os.environ["DS_ACCELERATOR"] = device.type
 
 
 def announce_agent() -> None:

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import DebugLevel, set_debug_level
 
-from launch.env import announce_local_rank, end_with_parent
+from launch.env import announce_place, end_with_parent
 from parallel.comm import Groups
 from tests.spawn import START_SECONDS, Failure
 
@@ -38,7 +38,7 @@ class Worker:
 def serve(rank: int, world_size: int, pipe: Connection, rendezvous: str, stack: str, timeout_seconds: float) -> None:
     """The main function of a rank; `stack` is where it writes where it stands when it gets SIGUSR1."""
     end_with_parent()
-    announce_local_rank(rank)
+    announce_place(rank, torch.device("cpu"))
     torch.set_num_threads(1)
     set_debug_level(DebugLevel.DETAIL)
     dist.init_process_group(

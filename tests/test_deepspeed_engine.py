@@ -271,8 +271,8 @@ def blocks_of_stage(worker: Worker, case: Case, method: str) -> int:
         (
             Layout(tp=2),
             (
-                "deepspeed's AutoTP shards nn.Linear modules by name and knows no fused projections, vocabularies and "
-                "losses: tp = 2; use tp = 1"
+                "deepspeed's AutoTP replaces nn.Linear and nn.Embedding, and projections, embeddings and head of these "
+                "models are neither: tp = 2; use tp = 1"
             ),
         ),
         (Layout(cp=2), "deepspeed's Ulysses attention is not joined with these models: cp = 2; use cp = 1"),

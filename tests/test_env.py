@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from launch import env
-from launch.env import choose_backend, launched_rank, launched_world_size, torchrun_environment, world
+from launch.env import announce_place, choose_backend, launched_rank, launched_world_size, torchrun_environment, world
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -66,6 +66,13 @@ def test_torchrun_tells_rank_and_world(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_more_ranks_than_cores_are_oversubscribed(monkeypatch: pytest.MonkeyPatch) -> None:
     launched_with(monkeypatch, RANK=0, WORLD_SIZE=4096, LOCAL_RANK=0, LOCAL_WORLD_SIZE=4096)
     assert env._here("gloo").is_oversubscribed
+
+
+def test_a_library_is_told_the_local_rank_and_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOCAL_RANK", "DS_ACCELERATOR"):
+        monkeypatch.setenv(name, "before")
+    announce_place(3, torch.device("cuda", 3))
+    assert (os.environ["LOCAL_RANK"], os.environ["DS_ACCELERATOR"]) == ("3", "cuda")
 
 
 def test_the_environment_of_a_launch_is_not_that_of_an_outer_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ The loss it tells other stages is rounded to float32, and so is the gradient nor
 here from what it holds. It keeps no gradient after a step, so references to them are taken when they are reduced.
 
 It prints, logs and warns a lot: nothing of that gets out. Its shared-memory operator, compiled on first use, is
-declared incompatible before it is asked for. It wants LOCAL_RANK in the environment (`launch/env.py` sets it) and a
-process group. Source: deepspeed 0.19; ZeRO: arXiv 1910.02054. What is left out is told in
+declared incompatible before it is asked for. It wants LOCAL_RANK and DS_ACCELERATOR in the environment, which
+`launch/env.py` sets, and a process group. Source: deepspeed 0.19; ZeRO: arXiv 1910.02054. What is left out is told in
 `parallel/engines/deepspeed_limits.py`.
 """
 

@@ -17,8 +17,8 @@ def _axis_limits(layout: Layout) -> Iterator[str]:
         yield "deepspeed needs a process group: a layout of one rank is plain PyTorch; use 2 ranks or more"
     if layout.tp > 1:
         yield (
-            "deepspeed's AutoTP shards nn.Linear modules by name and knows no fused projections, vocabularies and "
-            f"losses: tp = {layout.tp}; use tp = 1"
+            "deepspeed's AutoTP replaces nn.Linear and nn.Embedding, and projections, embeddings and head of these "
+            f"models are neither: tp = {layout.tp}; use tp = 1"
         )
     if layout.cp > 1:
         yield f"deepspeed's Ulysses attention is not joined with these models: cp = {layout.cp}; use cp = 1"
