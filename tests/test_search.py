@@ -24,8 +24,8 @@ from parallel.share import shares
 from parallel.step_time import StepTime, step_time
 from tests.small_models import small_config
 
-PAIR = small_config("encoder_decoder", num_decoder_blocks=3, positions="relative")
-SINGLE = small_config("decoder_only", num_decoder_blocks=6)
+PAIR = small_config("encoder_decoder", num_encoder_blocks=2, positions="relative")
+SINGLE = small_config("decoder_only", num_decoder_blocks=5)
 ENCODER = small_config("encoder_only", num_encoder_blocks=6)
 EVERYTHING = 10**9
 
@@ -156,11 +156,13 @@ def test_no_step_is_shorter_than_its_bounds(config: ModelConfig) -> None:
 
 @pytest.mark.parametrize("config", [PAIR, ENCODER], ids=lambda config: config.architecture)
 def test_zero_and_recomputation_are_bounded_too(config: ModelConfig) -> None:
-    asked = question(config, fixed={"microbatches": 2, "sp": True, "cut": "even"})
+    asked = question(config, fixed={"microbatches": 2, "cut": "even", "transport": "relay", "placement": "linear"})
     bounds = Bounds(asked)
     for layout in every_layout(asked):
         size, step = asked.size(layout), step_of(asked, layout).step_seconds
         assert bounds.frame_seconds(layout) <= step, layout.label
+        if layout.chunks == 1:
+            assert bounds.linear_seconds(layout, split=layout.schedule in SPLIT) <= step, layout.label
         assert bounds.bytes.least(layout, size) <= bounds.bytes.fullest(layout, bounds.cut(layout), size)[0]
 
 
