@@ -29,9 +29,9 @@ from parallel.step_time import StepTime, step_time
 
 TOLERANCE = 0.01
 """A goal is reached within one percent."""
-NUM_PLAIN = 2500
+NUM_PLAIN = 1200
 """Pipelines with one stage a rank and whole backwards that are cut, at most: most searches need fewer."""
-NUM_OTHERS = 120
+NUM_OTHERS = 100
 """Pipelines with several stages a rank or split backwards that are cut."""
 NUM_LISTED = 2
 """Pipelines that list schedules are made of."""
