@@ -30,12 +30,12 @@ from models.architectures import build
 from models.batch import Batch
 from models.config import ModelConfig
 from models.initial import canonical_name
-from models.model import Model
 from models.slicing import tie
 from parallel.comm import Comm
 from parallel.engines.engine import OptimizerName, Quantity, StepFacts
 from parallel.engines.fairscale_layers import Topology, swap_modules, topology
 from parallel.engines.gathered import Gathered, put_together
+from parallel.engines.scored_model import ScoredModel
 from parallel.layouts import Layout
 from parallel.parallelize import choose_attention, materialise
 from parallel.pipeline import Observer, Unobserved
@@ -66,20 +66,6 @@ def unsupported(config: ModelConfig, layout: Layout) -> str | None:
         if number % layout.tp:
             return f"fairscale cuts evenly: tp = {layout.tp} must divide {number} {told}"
     return None
-
-
-class _Loss(nn.Module):
-    """The model and its loss as one module, because data parallelism wraps what is called."""
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Summed cross-entropy of a microbatch."""
-        assert self.model.loss is not None
-        loss: Tensor = self.model.loss(self.model(batch, {})["logits"], batch.labels)
-        return loss
 
 
 class FairscaleEngine:
@@ -121,7 +107,7 @@ class FairscaleEngine:
             self.model.mask_key.seed = seed
             self.model.train()
             self.optimizer = self._optimizer(optimizer, learning_rate)
-            self._wrapped = self._wrap(_Loss(self.model))
+            self._wrapped = self._wrap(ScoredModel(self.model))
 
     def step(self, batch: Batch, *, update: bool = True, observer: Observer | None = None) -> StepFacts:
         """Forward, backward, synchronisation and (unless `update` is false) one optimizer step; see `Engine`."""
