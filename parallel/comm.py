@@ -166,8 +166,9 @@ class Comm:
         return self._groups[axis].group if self.size(axis) > 1 else None
 
     def unchecked_group(self, axis: Axis) -> Group:
-        """The group along `axis` without torch's DETAIL checks, on which DistributedDataParallel crashes (torch 2.13).
+        """The group along `axis` without torch's DETAIL checks, for what torch 2.13 cannot do under them.
 
+        DistributedDataParallel crashes, and a stage's sends count as collectives that other ranks of the group lack.
         Collective over the world. Without those checks it is `group` itself.
         """
         # Exported by torch, but not declared.

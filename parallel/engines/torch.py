@@ -73,7 +73,7 @@ class TorchEngine:
         self._wrapped = {index: wrap(part, plan.layout, comm, meshes.get("dp")) for index, part in self._parts.items()}
         self._pipeline = None
         if plan.layout.pp > 1:
-            self._pipeline = StagePipeline(self._wrapped, plan, comm.group("pp"), device=device, dtype=dtype)
+            self._pipeline = StagePipeline(self._wrapped, plan, comm.unchecked_group("pp"), device=device, dtype=dtype)
         self.optimizer = optimizer_of(
             self.model, plan.layout, meshes.get("dp"), name=optimizer, learning_rate=learning_rate
         )
