@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import _resolve_process_group
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from parallel.ledger import Event, Operation
@@ -66,9 +66,6 @@ class Recorder(TorchDispatchMode):
         self.unknown: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(map(is_traceable_wrapper_subclass_type, types)):
-            # A DTensor is made of local tensors, and what it sends is sent when they are: let it take itself apart.
-            return NotImplemented
         if func.namespace in ("c10d", "_c10d_functional"):
             self._write(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
