@@ -3,8 +3,8 @@
     plain     one stage a rank, whole backwards: frames, then their pipelines, the least lower bound first
               (`parallel/search_bounds.py`), cut and simulated unless a closer bound tells that they are not faster;
               until every bound that is left is above the fastest step
-    others    several stages a rank or split backwards, the likeliest first, so many of them: their cuts take long and
-              their bounds are loose
+    others    several stages a rank or split backwards, the likeliest first, so many for each goal: their cuts take
+              long and their bounds are loose
     lists     schedules made for what stages cost, of the fastest pipelines only: they take seconds each
 
 Several goals share one search: the fastest of all, and the fastest of those that a restriction leaves, such as an even
@@ -31,8 +31,8 @@ TOLERANCE = 0.01
 """A goal is reached within one percent."""
 NUM_PLAIN = 1200
 """Pipelines with one stage a rank and whole backwards that are cut, at most: most searches need fewer."""
-NUM_OTHERS = 100
-"""Pipelines with several stages a rank or split backwards that are cut."""
+NUM_OTHERS = 30
+"""Pipelines with several stages a rank or split backwards that are cut for each goal, at most."""
 NUM_LISTED = 2
 """Pipelines that list schedules are made of."""
 
@@ -70,7 +70,7 @@ def search(
         restrictions: further goals, by name.
         tolerance: by how much of its time a goal's step may be longer than the least one.
         num_plain: pipelines with one stage a rank and whole backwards that are cut, at most.
-        num_others: pipelines with several stages a rank or with split backwards that are cut, at most.
+        num_others: the others that are cut for each goal, at most.
         num_listed: pipelines that list schedules are made of.
         observe: called now and then.
     """
@@ -147,20 +147,29 @@ class _Search:
         return self._left()
 
     def _search_others(self, nodes: Sequence[_Node]) -> dict[str, float]:
-        """Takes the other pipelines, the likeliest first, so many of them; returns the least bound left by goal."""
-        frames = [node for node in nodes if self._is_open(node)]
-        for node in frames:
-            for pipeline in self._pipelines(node, are_plain=False):
-                if self._is_open(pipeline):
-                    is_split = pipeline.schedules[0] in SPLIT
-                    likely = self._bounds.likely_seconds(pipeline.layout, pipeline.bound, split=is_split)
-                    self._push(likely, pipeline)
-        num_left = self._num_others
-        while self._queue and num_left:
-            node = self._pop()
-            if self._is_open(node):
-                self._try(node)
-                num_left -= 1
+        """Takes the other pipelines, the likeliest first, so many of them for each goal; the least bound left by goal.
+
+        A goal has a share of its own, because what is likeliest of all may reach few goals.
+        """
+        likely: list[tuple[float, int, _Node]] = []
+        for node in nodes:
+            for pipeline in self._pipelines(node, are_plain=False) if self._is_open(node) else ():
+                is_split = pipeline.schedules[0] in SPLIT
+                order = self._bounds.likely_seconds(pipeline.layout, pipeline.bound, split=is_split)
+                likely.append((order, next(self._count), pipeline))
+        self._queue = sorted(likely)
+        done: set[int] = set()
+        for goal in (BEST, *self._restrictions):
+            num_left = self._num_others
+            for _, place, node in self._queue:
+                is_wanted = goal in node.goals and place not in done
+                if is_wanted and num_left and self._is_open(node, goal):
+                    self._try(node)
+                    done.add(place)
+                    num_left -= 1
+                    self._num_decided += 1
+                    self._tell()
+        self._queue = [one for one in self._queue if one[1] not in done and self._is_open(one[2])]
         return self._left()
 
     def _left(self) -> dict[str, float]:
@@ -178,14 +187,17 @@ class _Search:
     def _pop(self) -> _Node:
         _, _, node = heapq.heappop(self._queue)
         self._num_decided += 1
-        if self._observe is not None:
-            fastest = self._best[BEST].time.step_seconds if BEST in self._best else float("inf")
-            self._observe(self._num_decided, self._num_decided + len(self._queue), fastest)
+        self._tell()
         return node
 
-    def _is_open(self, node: _Node) -> bool:
-        """Whether it may hold a faster step of some goal."""
-        return any(node.bound * (1 + self._tolerance) < self._seconds(goal) for goal in node.goals)
+    def _tell(self) -> None:
+        if self._observe is not None:
+            self._observe(self._num_decided, self._num_decided + len(self._queue), self._seconds(BEST))
+
+    def _is_open(self, node: _Node, goal: str | None = None) -> bool:
+        """Whether it may hold a faster step of a goal, or of any."""
+        goals = node.goals if goal is None else (goal,)
+        return any(node.bound * (1 + self._tolerance) < self._seconds(wanted) for wanted in goals)
 
     def _seconds(self, goal: str) -> float:
         return self._best[goal].time.step_seconds if goal in self._best else float("inf")
