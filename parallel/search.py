@@ -22,7 +22,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from parallel.layouts import Layout, Schedule
-from parallel.search_answer import BEST, Answer, Closest, Found
+from parallel.search_answer import BEST, Answer, Found
 from parallel.search_bounds import SPLIT, Bounds
 from parallel.search_space import Question
 from parallel.step_time import StepTime, step_time
@@ -118,7 +118,7 @@ class _Search:
         }
         return Answer(
             found=found,
-            closest=None if found else self._closest(frames),
+            closest=None if found else self._bounds.closest(frames),
             num_frames=len(frames),
             num_simulated=self._num_simulated,
             num_too_large=self._num_too_large,
@@ -303,23 +303,6 @@ class _Search:
             if layout.chunks > 1 and layout.cut == "times":
                 self._simulate(layout, self._bounds.cut(layout))
         self._best = self._best or named
-
-    # ---- nothing fits -------------------------------------------------------------------------------------------
-
-    def _closest(self, frames: list[Layout]) -> Closest:
-        """The frame whose fullest rank needs least."""
-        size = self._question.size
-        closest: Closest | None = None
-        bounds = sorted((self._bounds.bytes.least(frame, size(frame)), index) for index, frame in enumerate(frames))
-        for least, index in bounds:
-            if closest is not None and closest.fullest_bytes <= least:
-                break
-            frame = frames[index]
-            most, rank = self._bounds.bytes.fullest(frame, self._bounds.cut(frame), size(frame))
-            if closest is None or most < closest.fullest_bytes:
-                closest = Closest(layout=frame, fullest_bytes=most, fullest_rank=rank)
-        assert closest is not None, "a question has frames"
-        return closest
 
 
 def _without_zero(layout: Layout, cut: tuple[int, ...]) -> Layout:

@@ -30,6 +30,7 @@ from parallel.partition import Carried, crossing, first_blocks, stages_of
 from parallel.placement import stage_ranks
 from parallel.profile import PIECES, Profile, Work
 from parallel.rank_bytes import RankBytes
+from parallel.search_answer import Closest
 from parallel.search_space import Question
 from parallel.stage_costs import stage_seconds
 from parallel.step_time import updated_bytes
@@ -97,6 +98,21 @@ class Bounds:
         return self._cuts[key]
 
     # ---- bounds -------------------------------------------------------------------------------------------------
+
+    def closest(self, frames: Sequence[Layout]) -> Closest:
+        """Where nothing fits: the frame whose fullest rank needs least bytes."""
+        size = self.question.size
+        closest: Closest | None = None
+        bounds = sorted((self.bytes.least(frame, size(frame)), index) for index, frame in enumerate(frames))
+        for least, index in bounds:
+            if closest is not None and closest.fullest_bytes <= least:
+                break
+            frame = frames[index]
+            most, rank = self.bytes.fullest(frame, self.cut(frame), size(frame))
+            if closest is None or most < closest.fullest_bytes:
+                closest = Closest(layout=frame, fullest_bytes=most, fullest_rank=rank)
+        assert closest is not None, "a question has frames"
+        return closest
 
     def frame_seconds(self, layout: Layout) -> float:
         """Of every layout of a frame, whatever its cut and schedule."""

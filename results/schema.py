@@ -294,12 +294,7 @@ _ROWS: dict[str, type] = {
     "operators": OperatorFacts,
     "figures": FigureFacts,
 }
-_PARTS: dict[str, type] = {
-    "data": DataFacts,
-    "parity": ParityFacts,
-    "profile": ProfileFacts,
-    "provenance": Provenance,
-}
+_PARTS = {"data": DataFacts, "parity": ParityFacts, "profile": ProfileFacts, "provenance": Provenance}
 
 
 def _from_first(fields: Mapping[str, Any]) -> dict[str, Any]:
