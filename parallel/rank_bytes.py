@@ -31,12 +31,14 @@ class Moment(NamedTuple):
     """What a rank keeps while it runs its row.
 
     `whole` and `halves` count, by the rank's own stages, microbatches whose backward is to come, and those of which
-    only the weights' half is; `running` is the stage whose backward runs, -1 for none.
+    only the weights' half is; `running` is the stage whose backward runs, -1 for none, and `is_split` whether it is the
+    input's half.
     """
 
     whole: tuple[int, ...]
     halves: tuple[int, ...]
     running: int
+    is_split: bool = False
 
 
 class Held(NamedTuple):
@@ -61,7 +63,7 @@ def moments(row: Row) -> tuple[Moment, ...]:
             case "backward_weight":
                 halves[index] -= 1
             case _:
-                seen.add(Moment(tuple(whole), tuple(halves), index))
+                seen.add(Moment(tuple(whole), tuple(halves), index, is_split=action.kind == "backward_input"))
                 whole[index] -= 1
                 if action.kind == "backward_input":
                     halves[index] += 1
@@ -74,7 +76,7 @@ def moments(row: Row) -> tuple[Moment, ...]:
 
 
 def _exceeds(moment: Moment, other: Moment) -> bool:
-    if other.running not in (-1, moment.running):
+    if other.running >= 0 and (other.running, other.is_split) != (moment.running, moment.is_split):
         return False
     counts = zip(moment.whole + moment.halves, other.whole + other.halves, strict=True)
     return all(more >= less for more, less in counts)
@@ -203,6 +205,9 @@ def _peak(row: Iterable[Moment], saved: Sequence[Saved]) -> int:
             now += whole * (one.total - shared[index]) + halves * one.deferred
             if whole:
                 tables |= one.shared
-        on_top = saved[moment.running].on_top if moment.running >= 0 else 0
+        on_top = 0
+        if moment.running >= 0:
+            running = saved[moment.running]
+            on_top = running.on_top_split if moment.is_split else running.on_top
         most = max(most, now + sum(tables.values()) + on_top)
     return most

@@ -43,7 +43,8 @@ def steps_of(records: Iterable[Record]) -> "list[MeasuredStep]":
 def is_pipeline(record: Record) -> bool:
     """Whether a record tells the spans of several pipeline ranks."""
     is_timed = bool(record.actions) and all(action.busy_seconds for action in record.actions)
-    return record.status == "ok" and is_timed and bool(record.spans) and any(rank.pp for rank in record.ranks)
+    is_looked_into = is_timed and bool(record.spans) and bool(record.stages)
+    return record.status == "ok" and is_looked_into and any(rank.pp for rank in record.ranks)
 
 
 class MeasuredStep:

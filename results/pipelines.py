@@ -28,13 +28,13 @@ from results.runs import Row, bounded, identity, to_text
 from results.schema import Record
 
 SAMPLED = (
+    "stepwise_error",
     "measured_seconds",
     "played_seconds",
     "played_bubble",
     "rank_imbalance",
     "busiest_rank_seconds",
     "over_ideal",
-    "stepwise_error",
 )
 """One value a timed step, as text, with its median and bounds."""
 SINGLE = (

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from launch import env
-from launch.env import announce_place, choose_backend, launched_rank, launched_world_size, torchrun_environment, world
+from launch.env import choose_backend, launched_rank, launched_world_size, torchrun_environment, world
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -68,11 +68,11 @@ def test_more_ranks_than_cores_are_oversubscribed(monkeypatch: pytest.MonkeyPatc
     assert env._here("gloo").is_oversubscribed
 
 
-def test_a_library_is_told_the_local_rank_and_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LOCAL_RANK", "DS_ACCELERATOR"):
-        monkeypatch.setenv(name, "before")
-    announce_place(3, torch.device("cuda", 3))
-    assert (os.environ["LOCAL_RANK"], os.environ["DS_ACCELERATOR"]) == ("3", "cuda")
+def test_a_library_is_told_the_local_rank_and_the_device() -> None:
+    code = "import os, torch; from launch.env import announce_place; announce_place(3, torch.device('cuda', 3))"
+    words = (sys.executable, "-c", f"{code}; print(os.environ['LOCAL_RANK'], os.environ['DS_ACCELERATOR'])")
+    told = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert told.stdout.split() == ["3", "cuda"]
 
 
 def test_the_environment_of_a_launch_is_not_that_of_an_outer_one(monkeypatch: pytest.MonkeyPatch) -> None:

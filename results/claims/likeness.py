@@ -127,6 +127,8 @@ def find_choices(tables: Tables) -> Findings:
     space = tables.space
     twin = space[space["architecture"] == "decoder_only"]
     own = space[space["architecture"] == "encoder_decoder"]
+    if twin.empty or own.empty:
+        return Findings(evidence=(), missing=("predicted steps of twins over their layouts",))
     half = own[own["num_encoder_blocks"] == own["num_decoder_blocks"]]
     splits = set(own["num_encoder_blocks"])
     evidence = [
