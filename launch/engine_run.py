@@ -87,6 +87,7 @@ class EngineRun:
 
     Attributes:
         plan, comm, engine: what runs.
+        startup_seconds: that the engine took to be ready.
         share: this data-parallel rank's part of the batch.
     """
 
@@ -99,6 +100,7 @@ class EngineRun:
         self._others_bytes = torch.cuda.memory_allocated(self._device) if self._on_gpu else 0
         self.plan = plan(cell.model, cell.layout, cell.profile)
         self.comm = Comm.create(plan=self.plan, rank=here.rank, groups=groups, device=here.device)
+        began = time.perf_counter()
         self.engine = build(
             cell.engine,
             plan=self.plan,
@@ -109,6 +111,8 @@ class EngineRun:
             optimizer=cell.settings.optimizer,
             learning_rate=cell.settings.learning_rate,
         )
+        self._clock.finish()
+        self.startup_seconds = time.perf_counter() - began
         self.share = deal(batch, cell.layout, self.comm.coordinate.dp)
 
     @property

@@ -53,6 +53,7 @@ def report(run: EngineRun, counted: Counted, steps: Sequence[TimedStep], block_s
         peak_allocated_bytes=counted.peak_allocated_bytes,
         valid_tokens=valid,
         padded_tokens=padded,
+        startup_seconds=run.startup_seconds,
         step_seconds=[step.wall for step in steps],
         busy_seconds=[step.busy for step in steps if step.busy is not None],
         wait_seconds=[max(0.0, step.wall - step.busy) for step in steps if step.busy is not None],

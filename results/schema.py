@@ -6,18 +6,20 @@ status and a reason. Units stand in the names; a table's column has its field's 
 
     version 1    no spans, actions or profile; `Record.from_dict` reads it all the same and leaves them empty
     version 2    when each action of a typical step ran, what actions cost, and what a profile said that they would
+    version 3    how long an engine takes to be ready
 """
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from results.step_facts import ActionFacts, ProfileFacts, SpanFacts
+from results.older_records import in_these_words
+from results.step_facts import ActionFacts, FigureFacts, OperatorFacts, ProfileFacts, SpanFacts
 
 # A part of the format that stands in a file of its own.
-__all__ = ["ActionFacts", "ProfileFacts", "SpanFacts"]
+__all__ = ["ActionFacts", "FigureFacts", "OperatorFacts", "ProfileFacts", "SpanFacts"]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 Status = Literal["ok", "failed", "unsupported", "skipped", "out_of_memory"]
 
@@ -88,6 +90,8 @@ class RankFacts:
     valid_tokens: int
     """Valid positions of the streams this rank computed on in a step (its share under sp)."""
     padded_tokens: int
+    startup_seconds: float | None
+    """To partition the model and give it its weights, before the first step; None of an older record."""
     step_seconds: list[float]
     busy_seconds: list[float]
     """Empty, as waiting, where the engine does not let one be told from the other."""
@@ -158,36 +162,6 @@ class EdgeFacts:
     """`source`, `memory` or `target`."""
     count: int
     payload_bytes: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class OperatorFacts:
-    """One distinct (operator, shapes) pair of a step on one rank, as dispatched."""
-
-    operator: str
-    shapes: str
-    phase: str
-    count: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class FigureFacts:
-    """One quantity of one rank and one step from all three sides; a record with a forbidden difference failed.
-
-    Quantities: parameters, parameter_bytes, gradient_bytes, forward_flops, recompute_flops, backward_flops, saved_bytes
-    (after the first forward), peak_saved_bytes, communication_events, communication_payload_bytes. Communication is
-    compared event by event before it is added up here.
-    """
-
-    rank: int
-    quantity: str
-    predicted: int
-    """In closed form."""
-    traced: int
-    """By the partitioned code run dry."""
-    measured: int
-    must_be_exact: bool
-    """Otherwise 2 % are allowed: what autograd keeps depends on the padding of each microbatch."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -269,11 +243,11 @@ class Record:
     def from_dict(cls, fields: Mapping[str, Any]) -> "Record":
         """Reads a record. Raises ValueError for another version, an unknown status, unknown or missing keys."""
         version = fields.get("schema_version")
-        if version not in (1, SCHEMA_VERSION):
-            raise ValueError(f"schema_version {version} of a record; this reader knows 1 and {SCHEMA_VERSION}")
+        if not isinstance(version, int) or version not in range(1, SCHEMA_VERSION + 1):
+            raise ValueError(f"schema_version {version} of a record; this reader knows 1 to {SCHEMA_VERSION}")
         if fields.get("status") not in get_args(Status):
             raise ValueError(f"status {fields.get('status')!r} of a record; known are {', '.join(get_args(Status))}")
-        values = dict(_exact(cls, _from_first(fields) if version == 1 else fields))
+        values = dict(_exact(cls, in_these_words(fields, version)))
         for key, row in _ROWS.items():
             values[key] = [row(**_exact(row, entry)) for entry in values[key]]
         for key, part in _PARTS.items():
@@ -295,15 +269,6 @@ _ROWS: dict[str, type] = {
     "figures": FigureFacts,
 }
 _PARTS = {"data": DataFacts, "parity": ParityFacts, "profile": ProfileFacts, "provenance": Provenance}
-
-
-def _from_first(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A record of version 1 in the words of this one, which stays known by its version."""
-    new: dict[str, Any] = {"typical_step": -1, "actions": [], "spans": [], "profile": None}
-    ranks = fields.get("ranks")
-    if isinstance(ranks, list) and all(isinstance(rank, dict) for rank in ranks):
-        new["ranks"] = [{"pipeline_seconds": [], **rank} for rank in ranks]
-    return {**fields, **new}
 
 
 def _exact(cls: type, fields: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""What does a record say of the inside of a step: when its actions ran, what they cost, and what was expected?
+"""What does a record say of the inside of a step: when its actions ran, what they cost, what was counted and expected?
 
 A part of the record's format, which is read and written as one (`results/schema.py`, whence others import it).
 """
@@ -46,3 +46,33 @@ class ProfileFacts:
     seconds_per_byte: float
     machine: dict[str, Any]
     """Where and how it was measured."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OperatorFacts:
+    """One distinct (operator, shapes) pair of a step on one rank, as dispatched."""
+
+    operator: str
+    shapes: str
+    phase: str
+    count: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class FigureFacts:
+    """One quantity of one rank and one step from all three sides; a record with a forbidden difference failed.
+
+    Quantities: parameters, parameter_bytes, gradient_bytes, forward_flops, recompute_flops, backward_flops, saved_bytes
+    (after the first forward), peak_saved_bytes, communication_events, communication_payload_bytes. Communication is
+    compared event by event before it is added up here.
+    """
+
+    rank: int
+    quantity: str
+    predicted: int
+    """In closed form."""
+    traced: int
+    """By the partitioned code run dry."""
+    measured: int
+    must_be_exact: bool
+    """Otherwise 2 % are allowed: what autograd keeps depends on the padding of each microbatch."""

@@ -90,6 +90,7 @@ def ranks(
                 step_seconds=step_seconds,
                 busy_seconds=busy_seconds,
                 wait_seconds=[max(0.0, step - own) for step, own in zip(step_seconds, busy_seconds, strict=True)],
+                startup_seconds=0.25,
                 pipeline_seconds=pipeline_seconds(partition, stages, at.pp),
             )
         )

@@ -74,7 +74,7 @@ def test_a_record_cut_off_anywhere_is_refused(folder: Path, share: float) -> Non
         (changed(schema_version=99), "schema_version 99 of a record"),
         (changed(status="perhaps"), "status 'perhaps' of a record"),
         (changed(surplus=1), "unknown keys surplus, missing keys none"),
-        (json.dumps({"schema_version": 2, "status": "ok"}), "missing keys actions, backend, blocks"),
+        (json.dumps({"schema_version": 3, "status": "ok"}), "missing keys actions, backend, blocks"),
         (changed(ranks=None), "a list or object of the record is none"),
         (changed(ranks=[7]), "a list or object of the record is none"),
         (changed(seed="one"), "record.seed must be int, not 'one'"),
@@ -103,12 +103,22 @@ def test_a_record_of_the_first_version_is_read_and_has_no_spans(folder: Path) ->
     for name in ("typical_step", "actions", "spans", "profile"):
         del first[name]
     for rank in first["ranks"]:
-        del rank["pipeline_seconds"]
+        del rank["pipeline_seconds"], rank["startup_seconds"]
     add(folder, json.dumps(first))
     (older,) = (entry for entry in load_records(folder).records if entry.cell == "older")
     assert (older.schema_version, older.typical_step, older.spans, older.actions) == (1, -1, [], [])
     assert older.ranks[0].pipeline_seconds == []
     assert older.ranks[0].busy_seconds == record().ranks[0].busy_seconds
+
+
+def test_a_record_of_the_second_version_is_read_and_has_its_spans(folder: Path) -> None:
+    second = record().to_dict() | {"schema_version": 2, "cell": "older"}
+    for rank in second["ranks"]:
+        del rank["startup_seconds"]
+    add(folder, json.dumps(second))
+    (older,) = (entry for entry in load_records(folder).records if entry.cell == "older")
+    assert (older.schema_version, older.spans) == (2, record().spans)
+    assert older.ranks[0].startup_seconds is None
 
 
 @pytest.mark.parametrize(
