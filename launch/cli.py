@@ -16,6 +16,7 @@ import click
 COMMANDS = {
     "run": ("launch.commands:run_command", "Measure the cells of an experiment, or what is left of it."),
     "verify": ("launch.verify:verify_command", "Prove that layouts equal one process."),
+    "capabilities": ("launch.capabilities:capabilities_command", "Tell what each engine can do, by running it."),
     "compare": ("results.commands:compare_command", "Put two runs side by side, with intervals."),
     "report": ("results.commands:report_command", "Write tables, pictures and verdicts from records."),
     "claims": ("results.commands:claims_command", "List the claims and how each is judged."),

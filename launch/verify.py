@@ -89,7 +89,8 @@ def verify_command(
         cases = [case_of(config, layout_of(layout), engine=engine) for config in _models(architecture, model)]
     able, refused = _runnable(cases)
     proof = Proof(able, backend=backend, timeout_seconds=timeout)
-    verdicts = _prove(proof, len(able))
+    verdicts = follow(proof, len(able))
+    Console(width=max(160, Console().width)).print(_worst_of_each_kind(verdicts))
     for reason, count in Counter(refused).items():
         click.echo(f"{count} unsupported: {reason}")
     click.echo(last_line(verdicts, num_unsupported=len(refused)))
@@ -125,8 +126,8 @@ def _models(architecture: Architecture | None, model: str | None) -> list[ModelC
     return [ModelConfig.from_hf(Path(model)) if Path(model).exists() else named_model(model)]
 
 
-def _prove(proof: Proof, num_cases: int) -> list[Verdict]:
-    """Follows a proof with a bar, tells failures as they come, and the worst of each kind at the end."""
+def follow(proof: Proof, num_cases: int) -> list[Verdict]:
+    """Follows a proof to its end with a bar, and tells failures as they come."""
     verdicts: list[Verdict] = []
     console = Console(stderr=True)
     bar = Progress(
@@ -149,7 +150,6 @@ def _prove(proof: Proof, num_cases: int) -> list[Verdict]:
             if verdict.failures:
                 told = f"failed {verdict.case.name}: {'; '.join(verdict.failures)}"
                 console.print(told, style="red", highlight=False, soft_wrap=True)
-    Console(width=max(160, Console().width)).print(_worst_of_each_kind(verdicts))
     return verdicts
 
 

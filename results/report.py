@@ -1,6 +1,6 @@
 """What did the study find? One Markdown file with tables, pictures and a verdict on every claim, made from records.
 
-    report.md     question, verdicts, what ran, twins, balance, pipelines, bytes, padding, what failed, evidence
+    report.md     question, verdicts, what ran, twins, balance, pipelines, bytes, engines, what failed, evidence
     tables/       every table, and `verdicts.csv` and `evidence.csv`; each number of the report stands in one of them
     pictures/     what the report shows
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from results import markdown, penalty_sections, pipeline_pictures, pipeline_sections, sections, tables
+from results import capabilities, markdown, penalty_sections, pipeline_pictures, pipeline_sections, sections, tables
 from results.claims import judge_all
 from results.claims.verdict import ARTICLES, Evidence, Verdict
 from results.files import write_table, write_text
@@ -123,6 +123,7 @@ def text(
         *sections.bytes_by_part(native, pictures["bytes"]),
         *sections.padding(native, pictures["padding"]),
         *penalty_sections.section(told.penalty, pictures["penalty"].values()),
+        *capabilities.section(told.capabilities),
         *sections.unsuccessful(told),
         *_refused(loaded, output),
         *_evidence(verdicts),

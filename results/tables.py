@@ -15,6 +15,7 @@
     variation.csv       one row a model and lengths: how much its blocks differ (`results/variation.py`), likewise
     penalty.csv         one row a simulated pipeline of twins (`results/penalty.py`), likewise
     space.csv           one row a layout of twins, with its predicted step (`results/space.py`), likewise
+    capabilities.csv    one row an engine, architecture and feature: what runs gave (`results/capabilities.py`)
 
 Every other table begins with the columns that name the run (`results/runs.py`); what follows are the fields of the
 record's rows under their own names, units included. Lists of samples are JSON lists with their median beside them. A
@@ -29,7 +30,7 @@ from typing import Any
 
 import pandas as pd
 
-from results import improvements, model_counts, penalty, pipelines, predicted, smallest, space, variation
+from results import capabilities, improvements, model_counts, penalty, pipelines, predicted, smallest, space, variation
 from results.files import write_table
 from results.runs import IDENTITY, Row, identity, run_row, to_text
 from results.schema import (
@@ -71,6 +72,7 @@ class Tables:
     variation: pd.DataFrame
     penalty: pd.DataFrame
     space: pd.DataFrame
+    capabilities: pd.DataFrame
 
     @property
     def native(self) -> "Tables":
@@ -97,6 +99,7 @@ CLOSED_FORMS: dict[str, Callable[[], pd.DataFrame]] = {
     "variation": variation.build,
     "penalty": penalty.build,
     "space": space.build,
+    "capabilities": capabilities.build,
 }
 """Tables that are the same for every study, and how each is made."""
 
