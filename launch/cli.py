@@ -5,7 +5,6 @@ error stream and exit code 2; a cell or case that failed is exit code 1; a bug s
 """
 
 import difflib
-import functools
 import importlib
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ COMMANDS = {
     "run": ("launch.commands:run_command", "Measure the cells of an experiment, or what is left of it."),
     "verify": ("launch.verify:verify_command", "Prove that layouts equal one process."),
     "capabilities": ("launch.capabilities:capabilities_command", "Tell what each engine can do, by running it."),
+    "bench": ("launch.bench:bench_command", "Measure engines in turns, each against the best other."),
     "compare": ("results.commands:compare_command", "Put two runs side by side, with intervals."),
     "report": ("results.commands:report_command", "Write tables, pictures and verdicts from records."),
     "claims": ("results.commands:claims_command", "List the claims and how each is judged."),
@@ -32,8 +32,8 @@ COMMANDS = {
 }
 """Name -> where the command stands, and what it does in one line."""
 
-PICTURES = "results.timeline:write"
-"""Who draws what a command of `launch` asks for, which knows no pictures."""
+LENT = {"timelines": "results.timeline:write", "benchmark": "results.benchmark:benchmark"}
+"""What commands of `launch`, which know neither pictures nor records, may ask for by name."""
 
 _UNLISTED = {"measure": "launch.commands:measure_command"}
 """What a rank does that torchrun started with `-m launch FILE`."""
@@ -95,6 +95,10 @@ def commands(debug: bool) -> None:
     """All commands; `debug` is read by `answer`."""
 
 
+def _lent(name: str) -> Any:
+    return _loaded(LENT[name])
+
+
 def _loaded(target: str) -> Any:
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)
@@ -107,8 +111,7 @@ def answer(arguments: Sequence[str]) -> int:
         words.insert(0, "measure")
     shows_traceback = words[0] == "--debug"
     try:
-        pictures = functools.partial(_loaded, PICTURES)
-        returned = commands.main(words, prog_name="twinshard", standalone_mode=False, obj=pictures)
+        returned = commands.main(words, prog_name="twinshard", standalone_mode=False, obj=_lent)
         return returned if isinstance(returned, int) else 0
     except click.Abort:
         return 130

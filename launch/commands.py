@@ -20,23 +20,23 @@ from results.schema import Status
 RECORDS = Path("results/records")
 
 _file = click.argument("file", type=click.Path(path_type=Path))
-_output = click.option(
+output_option = click.option(
     "--output", type=click.Path(path_type=Path), default=RECORDS, show_default=True, help="Folder of all records."
 )
-_fresh = click.option(
+fresh_option = click.option(
     "--resume/--fresh",
     "resumes",
     default=True,
     help="Keep the cells that are measured already [default], or measure all of them again.",
 )
-_backend = click.option(
+backend_option = click.option(
     "--backend",
     type=click.Choice(get_args(BackendChoice)),
     default="auto",
     show_default=True,
     help="auto takes nccl where every rank has a GPU, else gloo on CPUs.",
 )
-_timeout = click.option(
+timeout_option = click.option(
     "--timeout",
     type=float,
     default=DEFAULT_TIMEOUT_SECONDS,
@@ -91,10 +91,10 @@ class Bar:
 
 @click.command("run")
 @_file
-@_output
-@_fresh
-@_backend
-@_timeout
+@output_option
+@fresh_option
+@backend_option
+@timeout_option
 @click.option("--list", "lists", is_flag=True, help="Show the cells of FILE and run nothing.")
 def run_command(file: Path, output: Path, resumes: bool, backend: BackendChoice, timeout: float, lists: bool) -> int:
     """Measure the cells of the experiment FILE, one record a cell.
@@ -114,9 +114,17 @@ def run_command(file: Path, output: Path, resumes: bool, backend: BackendChoice,
         Console().print(_listed(load(file)))
         return 0
     sweep = Sweep(file, output, backend=backend, timeout_seconds=timeout)
+    outcome = swept(sweep, output, console, fresh=not resumes)
+    if outcome is None:
+        return 130
+    return 1 if outcome.failed else 0
+
+
+def swept(sweep: Sweep, output: Path, console: Console, *, fresh: bool) -> Outcome | None:
+    """Runs a sweep with a bar and tells how it ended; None when it was stopped, which is told too."""
     try:
         with _stoppable(), Bar(console) as bar:
-            outcome = sweep.run(bar, fresh=not resumes)
+            outcome = sweep.run(bar, fresh=fresh)
     except KeyboardInterrupt:
         console.print(
             f"stopped: what was measured stays in {output / sweep.experiment.name}; "
@@ -124,9 +132,9 @@ def run_command(file: Path, output: Path, resumes: bool, backend: BackendChoice,
             highlight=False,
             soft_wrap=True,
         )
-        return 130
+        return None
     _summarise(outcome, output / sweep.experiment.name, console)
-    return 1 if outcome.failed else 0
+    return outcome
 
 
 @contextlib.contextmanager
@@ -172,10 +180,10 @@ def _listed(experiment: Experiment) -> Table:
 
 @click.command("measure", hidden=True)
 @_file
-@_output
-@_fresh
-@_backend
-@_timeout
+@output_option
+@fresh_option
+@backend_option
+@timeout_option
 def measure_command(file: Path, output: Path, resumes: bool, backend: BackendChoice, timeout: float) -> int:
     """Measure the cells of FILE that have as many ranks as torchrun started.
 

@@ -141,7 +141,7 @@ def simulated(cell: launch.cell.Cell, machine: Machine, dtype: str) -> Simulated
 @format_option
 @click.pass_obj
 def simulate_command(
-    pictures: Callable[[], Drawing],
+    lent: Callable[[str], Drawing],
     *,
     file: Path,
     machine: str,
@@ -181,7 +181,7 @@ def simulate_command(
         table.write_text(csv_text(COLUMNS, rows), encoding="utf-8", newline="")
         notes.append(f"written to {table}")
         chosen = [one for one in found if one.cell.name in pictured]
-        notes += [f"drawn: {path}" for one in chosen for path in _draw(one, out, pictures())]
+        notes += [f"drawn: {path}" for one in chosen for path in _draw(one, out, lent("timelines"))]
     show(
         form,
         sheets=_sheets(study.name, known, rows, notes),

@@ -1,0 +1,110 @@
+"""Which engine is fastest, and which sends least? `twinshard bench`, all engines in turns on the same cells.
+
+    run what is left of the experiment  ->  records  ->  every engine against the best other  ->  table
+
+It is `twinshard run` and then `results/benchmark.py`, which reads the records and is lent by the command line. Each
+timed round runs every cell once, so that a slow minute falls on all engines alike. A cell that an engine refuses or
+that fails is a row with its reason.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import click
+from rich.console import Console
+
+from launch.commands import RECORDS, backend_option, fresh_option, output_option, swept, timeout_option
+from launch.env import BackendChoice
+from launch.sheets import Cell, Format, Sheet, format_option, show
+from launch.sweep import Sweep
+
+EXPERIMENT = Path(__file__).resolve().parent / "experiments" / "engines.toml"
+TABLE = RECORDS.parent / "tables" / "bench.csv"
+Row = Mapping[str, Cell]
+
+
+class Comparing(Protocol):
+    """Who holds records of engines against each other and writes the table (`results/benchmark.py`)."""
+
+    def __call__(self, records: Path, cells: Sequence[str], output: Path) -> Sequence[Row]: ...
+
+
+@click.command("bench")
+@click.argument("file", metavar="[EXPERIMENT]", type=click.Path(path_type=Path), default=EXPERIMENT)
+@output_option
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=TABLE,
+    show_default=True,
+    help="CSV file of all rows.",
+)
+@fresh_option
+@backend_option
+@timeout_option
+@format_option
+@click.pass_obj
+def bench_command(
+    lent: Callable[[str], Comparing],
+    *,
+    file: Path,
+    output: Path,
+    out: Path,
+    resumes: bool,
+    backend: BackendChoice,
+    timeout: float,
+    form: Format,
+) -> int:
+    """Measure the engines of EXPERIMENT in turns, and hold each against the best other engine.
+
+    EXPERIMENT is launch/experiments/engines.toml unless given: all engines, both architectures, two sizes, on two
+    ranks. A ratio below 1 is better than every other engine; times have a 95 % bootstrap interval, bytes and counts are
+    exact. Peak saved bytes are known of engines that can be looked into. The exit code is 1 when a cell failed.
+
+    \b
+    Examples:
+      twinshard bench
+      twinshard bench launch/experiments/engines.toml --fresh --out bench.csv
+      twinshard bench mine.toml --format markdown
+    """  # noqa: D301 - click reads the character
+    sweep = Sweep(file, output, backend=backend, timeout_seconds=timeout)
+    outcome = swept(sweep, output, Console(stderr=True), fresh=not resumes)
+    if outcome is None:
+        return 130
+    cells = [cell.name for cell in sweep.experiment.cells]
+    rows = lent("benchmark")(output / sweep.experiment.name, cells, out)
+    show(form, sheets=_sheets(rows), columns=tuple(rows[0]), rows=rows, document={"bench": list(rows)})
+    return 1 if outcome.failed else 0
+
+
+def _sheets(rows: Sequence[Row]) -> list[Sheet]:
+    """One a model, then why cells could not be run."""
+    sheets = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        mine = [row for row in rows if row["model"] == model]
+        sheets.append(
+            Sheet(
+                title=f"{model} ({mine[0]['architecture']}): x is over the best other engine",
+                headings=(
+                    *("layout", "engine", "step seconds", "x", "from", "to", "of", "busy seconds", "x"),
+                    *("sent bytes", "x", "collectives", "x", "sends", "peak saved bytes", "startup seconds"),
+                ),
+                rows=[_line(row) for row in mine if row["status"] == "ok"],
+            )
+        )
+    reasons = {(row["engine"], row["status"], row["reason"]): row["layout"] for row in reversed(rows) if row["reason"]}
+    if reasons:
+        told = [[*key, layout] for key, layout in reasons.items()]
+        sheets.append(Sheet(title="not run", headings=("engine", "", "reason", "such as"), rows=told))
+    return sheets
+
+
+def _line(row: Row) -> list[Cell]:
+    engine = f"{row['engine']} again" if row["is_control"] else row["engine"]
+    names = (
+        *("step_seconds", "step_seconds_ratio", "step_seconds_ratio_low", "step_seconds_ratio_high"),
+        *("step_seconds_against", "busy_seconds", "busy_seconds_ratio", "sent_bytes", "sent_bytes_ratio"),
+        *("num_collectives", "num_collectives_ratio", "num_sends", "peak_saved_bytes", "startup_seconds"),
+    )
+    return [row["layout"], engine, *(row[name] for name in names)]

@@ -1,0 +1,160 @@
+"""How does each engine do against the best of the others on the same cell?
+
+Runs are side by side when engine alone tells them apart: model, data, layout and machine are equal. Of every quantity
+the best other engine is the one with the least of it, so that a ratio below 1 beats all others:
+
+    seconds            median over that of the best other, with its bootstrap interval      from the samples
+    bytes, counts      of all ranks in one step, over those of the best other               exact
+    startup            seconds of the slowest rank until it can step                        one sample: no interval
+
+A control is the same engine again: it is held against its first run, and its ratio is the noise of the machine. What
+did not end well is a row with its status and reason. Times of busy threads leave out what is waited for. Left out:
+what a ratio means (`results/claims`), and running (`launch/bench.py`).
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from results.files import write_table
+from results.intervals import median, ratio
+from results.load import load_records
+from results.runs import from_text, run_row
+from results.schema import Record
+
+Row = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """A record, and its row of `runs.csv`."""
+
+    record: Record
+    row: Mapping[str, Any]
+
+    @property
+    def cell(self) -> tuple[str, str]:
+        """What runs that are side by side share: the machine, and the name of the cell without its engine."""
+        name = self.record.cell.removesuffix(".control").removesuffix(f".{self.record.engine}")
+        return self.record.provenance.hostname, name
+
+
+def _startup_seconds(run: Run) -> list[float]:
+    told = [rank.startup_seconds for rank in run.record.ranks]
+    known = [seconds for seconds in told if seconds is not None]
+    return [max(known)] if known else []
+
+
+TIMES: dict[str, Callable[[Run], list[float]]] = {
+    "step_seconds": lambda run: from_text(run.row["step_seconds"]),
+    "busy_seconds": lambda run: from_text(run.row["busy_seconds"]),
+    "startup_seconds": _startup_seconds,
+}
+"""Quantities with samples."""
+COUNTS = ("sent_bytes", "num_collectives", "num_sends", "peak_saved_bytes")
+"""Quantities of `runs.csv` that are exact."""
+
+IDENTITY = (
+    *("machine", "experiment", "cell", "architecture", "model", "layout", "engine", "is_control", "status", "reason"),
+)
+COLUMNS = (
+    *IDENTITY,
+    *(
+        f"{name}{end}"
+        for name in TIMES
+        for end in ("", "_low", "_high", "_ratio", "_ratio_low", "_ratio_high", "_against")
+    ),
+    *(f"{name}{end}" for name in COUNTS for end in ("", "_ratio", "_against")),
+)
+
+
+def benchmark(records: Path, cells: Sequence[str], output: Path) -> list[Row]:
+    """Compare the engines in a folder of records, write the table, and return its rows; what is not known is None.
+
+    Args:
+        records: the folder.
+        cells: that are compared, in the order of the rows; records of others are left aside.
+        output: CSV file of `COLUMNS`.
+
+    Raises:
+        ValueError: no such folder, or no record of these cells in it.
+    """
+    order = {name: index for index, name in enumerate(cells)}
+    found = [record for record in load_records(records).records if record.cell in order]
+    if not found:
+        raise ValueError(f"no record of these cells in {records}")
+    rows = compared(sorted(found, key=lambda record: order[record.cell]))
+    # As objects: a count with blanks stays a whole number.
+    write_table(output, pd.DataFrame(rows, columns=list(COLUMNS), dtype=object))
+    return rows
+
+
+def compared(records: Sequence[Record]) -> list[Row]:
+    """One row a record, in `COLUMNS`; engines of one cell next to each other."""
+    cells: dict[tuple[str, str], list[Run]] = {}
+    for record in records:
+        run = Run(record=record, row=run_row(record))
+        cells.setdefault(run.cell, []).append(run)
+    return [_row(run, _rivals(run, runs)) for runs in cells.values() for run in runs]
+
+
+def _rivals(run: Run, runs: Sequence[Run]) -> list[Run]:
+    """What a run is held against: the other engines, or its own first run."""
+    wanted = [other for other in runs if other.record.status == "ok" and not other.record.is_control]
+    return [other for other in wanted if (other.record.engine == run.record.engine) == run.record.is_control]
+
+
+def _row(run: Run, rivals: Sequence[Run]) -> Row:
+    record = run.record
+    row: Row = dict.fromkeys(COLUMNS) | {
+        "machine": record.provenance.hostname,
+        "experiment": record.experiment,
+        "cell": record.cell,
+        "architecture": record.model.get("architecture", ""),
+        "model": record.model.get("name", ""),
+        "layout": record.layout_label,
+        "engine": record.engine,
+        "is_control": record.is_control,
+        "status": record.status,
+        "reason": record.reason,
+    }
+    if record.status != "ok":
+        return row
+    for name, samples_of in TIMES.items():
+        row |= _time(name, samples_of(run), {one.record.engine: samples_of(one) for one in rivals})
+    for name in COUNTS:
+        row |= _count(name, run.row[name], {one.record.engine: one.row[name] for one in rivals})
+    return row
+
+
+def _time(name: str, samples: list[float], others: Mapping[str, list[float]]) -> Row:
+    told = median(samples)
+    row = _bounds(name, told.value, told.low, told.high)
+    medians = {engine: median(theirs).value for engine, theirs in others.items() if theirs}
+    if samples and medians:
+        best = min(medians, key=lambda engine: medians[engine])
+        quotient = ratio(others[best], samples)
+        row |= _bounds(f"{name}_ratio", quotient.value, quotient.low, quotient.high) | {f"{name}_against": best}
+    return row
+
+
+def _bounds(name: str, value: float, low: float, high: float) -> Row:
+    told = {name: value, f"{name}_low": low, f"{name}_high": high}
+    return {key: None if math.isnan(number) else number for key, number in told.items()}
+
+
+def _count(name: str, count: int | None, others: Mapping[str, int | None]) -> Row:
+    known = {engine: theirs for engine, theirs in others.items() if theirs is not None}
+    row: Row = {name: count}
+    if count is not None and known:
+        best = min(known, key=lambda engine: known[engine])
+        row[f"{name}_against"] = best
+        if known[best]:
+            row[f"{name}_ratio"] = count / known[best]
+        elif not count:
+            row[f"{name}_ratio"] = 1.0
+    return row
