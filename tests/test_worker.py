@@ -126,6 +126,8 @@ def read_back(record: Record) -> Record:
 
 def test_busy_time_and_waiting_make_up_a_step(measured: Callable[[tuple[Cell, ...]], list[Record]]) -> None:
     (rank,) = measured(cells()[:1])[0].ranks
+    assert rank.startup_seconds is not None
+    assert rank.startup_seconds > 0
     for step, busy, wait in zip(rank.step_seconds, rank.busy_seconds, rank.wait_seconds, strict=True):
         assert busy > 0
         assert wait == max(0.0, step - busy)
