@@ -18,6 +18,7 @@ STARTS_RANKS = (
 """Files of tests that start processes, two or four at once."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before the plugin reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where tests run in several processes, those that start ranks stay in one: ranks of two would share the cores.
 
