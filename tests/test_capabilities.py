@@ -71,7 +71,7 @@ def test_the_table_tells_what_an_engine_refuses_today(engine: EngineName) -> Non
 
 
 def test_runs_give_the_rows_that_are_stored(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    asked = ["--engine", "native", "--engine", "torch", "--architecture", "encoder_decoder"]
+    asked = ["--engine", "native", "--engine", "fairscale", "--architecture", "encoder_decoder"]
     asked += ["--feature", "tp", "--feature", "zero1", "--feature", "cp"]
     out = tmp_path / "some.csv"
     assert answer(["capabilities", *asked, "--format", "csv", "--out", str(out)]) == 0
