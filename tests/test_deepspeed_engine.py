@@ -61,7 +61,7 @@ def test_a_layout_equals_one_process(
     assert parity.worst_error <= EXACT_RTOL
 
 
-@pytest.mark.parametrize("cut", [(1,), (2,), (3,), (4,)])
+@pytest.mark.parametrize("cut", [(2,), (4,)])
 def test_any_cut_equals_one_process(cut: tuple[int, ...], two_ranks: Ranks) -> None:
     """Before the memory, at it, and after it; the target's embedding is on the stage of the decoder's first block."""
     case = engine_case("deepspeed", "encoder_decoder", Layout(pp=2, cut=cut), changes=tying("encoder_decoder", TIED))
