@@ -25,7 +25,7 @@ test: $(INSTALLED) ## check format, rules, types, direction of imports and every
 	$(IN_VENV) ruff check .
 	$(IN_VENV) mypy --strict
 	$(IN_VENV) lint-imports --no-logo
-	$(IN_VENV) pytest --numprocesses auto --dist loadfile
+	$(IN_VENV) pytest
 
 format: $(INSTALLED) ## rewrite the sources in the one format
 	$(IN_VENV) ruff format .
