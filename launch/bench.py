@@ -14,8 +14,9 @@ from typing import Protocol
 import click
 from rich.console import Console
 
-from launch.commands import RECORDS, backend_option, fresh_option, output_option, swept, timeout_option
+from launch.commands import RECORDS, fresh_option, output_option, swept
 from launch.env import BackendChoice
+from launch.rank_options import backend_option, timeout_option
 from launch.sheets import Cell, Format, Sheet, format_option, show
 from launch.sweep import Sweep
 

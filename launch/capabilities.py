@@ -13,13 +13,13 @@ be. Left out: which case shows a feature (`launch/features.py`).
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 import click
 
-from launch.env import DEFAULT_TIMEOUT_SECONDS, BackendChoice
+from launch.env import BackendChoice
 from launch.features import ARCHITECTURES, FEATURES, Capability, capabilities
 from launch.proof import Proof, Verdict
+from launch.rank_options import backend_option, timeout_option
 from launch.sheets import Cell, Format, Sheet, csv_text, format_option, show
 from launch.verify import follow
 from models.config import Architecture
@@ -34,14 +34,8 @@ Row = dict[str, Cell]
 @click.option("--architecture", "architectures", type=click.Choice(tuple(ARCHITECTURES)), multiple=True)
 @click.option("--feature", "features", type=click.Choice(tuple(FEATURES)), multiple=True)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write all rows to this CSV file too.")
-@click.option("--backend", type=click.Choice(get_args(BackendChoice)), default="auto", show_default=True)
-@click.option(
-    "--timeout",
-    type=float,
-    default=DEFAULT_TIMEOUT_SECONDS,
-    show_default=True,
-    help="Seconds that a rank waits for its partners before the case fails.",
-)
+@backend_option
+@timeout_option
 @format_option
 def capabilities_command(
     *,

@@ -4,16 +4,17 @@ import contextlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self, get_args
+from typing import Self
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from launch.env import DEFAULT_TIMEOUT_SECONDS, BackendChoice, launched_rank
+from launch.env import BackendChoice, launched_rank
 from launch.experiment import Experiment, load
 from launch.outside import measure
+from launch.rank_options import backend_option, timeout_option
 from launch.sweep import Outcome, Sweep
 from results.schema import Status
 
@@ -28,20 +29,6 @@ fresh_option = click.option(
     "resumes",
     default=True,
     help="Keep the cells that are measured already [default], or measure all of them again.",
-)
-backend_option = click.option(
-    "--backend",
-    type=click.Choice(get_args(BackendChoice)),
-    default="auto",
-    show_default=True,
-    help="auto takes nccl where every rank has a GPU, else gloo on CPUs.",
-)
-timeout_option = click.option(
-    "--timeout",
-    type=float,
-    default=DEFAULT_TIMEOUT_SECONDS,
-    show_default=True,
-    help="Seconds that a rank waits for its partners before the cell fails.",
 )
 
 

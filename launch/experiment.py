@@ -20,7 +20,6 @@ processes (`launch/sweep.py`).
 
 import dataclasses
 import difflib
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from models.config import ModelConfig
 from parallel.engines.engine import EngineName, engine_name, unsupported
 from parallel.layouts import Layout
 from parallel.plans import plan
+from parallel.toml_text import read as read_toml
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,15 +65,7 @@ def load(path: Path, *, reads_profiles: bool = True) -> Experiment:
     Raises:
         ValueError: no such file, no TOML, or any mistake in it, told in one line with the place in the file.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-        raise ValueError(f"cannot read {path}: {reason}") from error
-    try:
-        return resolve(tomllib.loads(text), path.parent, reads_profiles=reads_profiles)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    return read_toml(path, lambda table: resolve(table, path.parent, reads_profiles=reads_profiles))
 
 
 def resolve(table: Table, folder: Path = Path(), *, reads_profiles: bool = True) -> Experiment:

@@ -13,10 +13,12 @@ from launch.step_options import counted_model
 from models.config import ModelConfig
 from models.costs import ParameterCounts, parameter_counts
 from models.named import MODEL_NAMES, named_model
+from parallel.figures import StepShape
 from parallel.layouts import Layout
 from parallel.partition import Stage
 from parallel.plan import Plan
 from parallel.plans import plan
+from parallel.profile import Profile
 from parallel.schedule import grid
 
 
@@ -87,7 +89,13 @@ def _sheet(title: str, names: list[str], rows: list[dict[str, Cell]]) -> Sheet:
 
 def show_plan(config: ModelConfig, layout: Layout) -> None:
     """Write what a layout does to a model: its stages, each kind of module, and the schedule."""
-    made = plan(config, layout)
+    longest = StepShape(
+        num_sequences=layout.microbatches,
+        source_length=config.max_length * config.has_encoder,
+        target_length=config.max_length * config.has_decoder,
+    )
+    # Without a step to ask for, cuts and schedules that depend on costs count them at the longest one.
+    made = plan(config, layout, Profile.counted_for(config, layout, longest))
     console = Console(width=max(130, Console().width))
     console.print(
         f"{config.name} ({config.architecture}) on {layout.world_size} ranks: {layout.label}", highlight=False

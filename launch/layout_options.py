@@ -22,7 +22,7 @@ _OPTIONS = (
         "--cut",
         default="even",
         show_default=True,
-        help="even, aligned, balanced by parameters, flops or memory, or first blocks such as 2,5.",
+        help="even, aligned, balanced by parameters, flops, times or memory, or first blocks such as 2,5.",
     ),
     click.option("--chunks", default=_DEFAULT.chunks, show_default=True, help="Stages of each pipeline rank."),
     click.option("--placement", type=click.Choice(get_args(Placement)), default=_DEFAULT.placement, show_default=True),

@@ -6,10 +6,10 @@ Every key of a file is checked (`parallel/machine.py`). Left out: what the numbe
 """
 
 import difflib
-import tomllib
 from pathlib import Path
 
 from parallel.machine import Machine
+from parallel.toml_text import read
 
 FOLDER = Path(__file__).parent / "machines"
 
@@ -32,12 +32,4 @@ def load_machine(name_or_path: str) -> Machine:
         hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(names)}, or give the path of a .toml file"
         raise ValueError(f"no machine {name_or_path!r}; {hint}")
     path = Path(name_or_path) if is_path else FOLDER / f"{name_or_path}.toml"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-        raise ValueError(f"cannot read {path}: {reason}") from error
-    try:
-        return Machine.from_dict(tomllib.loads(text))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    return read(path, Machine.from_dict)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 
+from launch.bars import counting_bar
 from launch.machine_files import load_machine
 from launch.sheets import Cell, Format, Sheet, csv_text, format_option, show
 from launch.step_options import counted_model
@@ -96,7 +96,10 @@ def penalty_command(
 def simulated(cases: Sequence[twin_cases.Case], *, is_coarse: bool) -> list[penalty.Row]:
     """Rows of all cases, and of the finer grain where it is wanted."""
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool, _bar() as bar:
+    with (
+        concurrent.futures.ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool,
+        counting_bar("cases", transient=False) as bar,
+    ):
         told = _all(pool, bar, "blocks", cases)
         if not is_coarse:
             coarse = penalty.coarse(penalty.joined(told))
@@ -137,21 +140,6 @@ def _all(
         futures[index] = pool.submit(penalty.rows, cases[index])
         futures[index].add_done_callback(lambda _: bar.advance(task))
     return [row for index in range(len(cases)) for row in futures[index].result()]
-
-
-def _bar() -> Progress:
-    console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("cases"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
 
 
 # ---- what is asked --------------------------------------------------------------------------------------------------
@@ -219,7 +207,7 @@ def _of_ranks(rows: Sequence[penalty.Row], pp: int) -> list[Sheet]:
         ),
         Sheet(
             title=f"{pp} ranks: ours against the twin's in the same family",
-            headings=("family", "cut between", *headings, "within 3 %"),
+            headings=("family", "cut between", *headings, f"within {penalty.CLOSE:.0%}"),
             rows=[
                 [*key, *_cells(near[key], pairs), f"{_num_close(near[key])} of {len(near[key])}"]
                 for key in sorted(near, key=lambda key: (_FAMILIES.index(key[0]), key[1]))

@@ -15,6 +15,7 @@ from models.named import MODEL_NAMES
 from parallel.layouts import Layout
 from parallel.search_answer import BEST, Answer, Found
 from parallel.search_space import Question
+from parallel.toml_text import table_lines
 
 _DEFAULT = Layout()
 _LAYOUT = (
@@ -217,34 +218,19 @@ def experiment(planned: Sequence[Planned], *, model: str, match: str, dtype: str
     is_named = model in MODEL_NAMES
     fields = {"like": model} if is_named else {k: v for k, v in question.config.to_dict().items() if k != "name"}
     settings = {"name": "plan", "dtype": _DTYPES.get(dtype, dtype), "optimizer": question.optimizer}
-    lines = [*_table(None, settings), *_table("models.model", fields)]
+    written = [*table_lines("", settings), *table_lines("models.model", fields)]
     if len(planned) > 1:
         twin = {"twin_of": "model", "architecture": planned[1].question.config.architecture, "match": match}
-        lines += _table("models.twin", twin)
+        written += table_lines("models.twin", twin)
     lengths = {"source_length": pair[0], "target_length": pair[1]}
-    lines += _table("data.step", {"text": "synthetic", "sequences": question.num_sequences} | lengths)
+    written += table_lines("data.step", {"text": "synthetic", "sequences": question.num_sequences} | lengths)
     for one, name in zip(planned, ("model", "twin"), strict=False):
         if BEST in one.answer.found:
             layout = one.answer.found[BEST].explicit.to_dict()
             chosen = {key: value for key, value in layout.items() if value != getattr(_DEFAULT, key)}
-            lines += _table("[layouts]", {"models": [name]} | chosen)
-    return "\n".join(lines).lstrip() + "\n"
+            written += table_lines("[layouts]", {"models": [name]} | chosen)
+    return "\n".join(written).lstrip() + "\n"
 
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp64": "float64", "fp16": "bfloat16", "float16": "bfloat16"}
 """What an experiment calls them; half precision of either kind takes as long."""
-
-
-def _table(name: str | None, fields: dict[str, Any]) -> list[str]:
-    head = [] if name is None else [f"[{name}]"]
-    return ["", *head, *(f"{key} = {_toml(value)}" for key, value in fields.items() if value is not None)]
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return f'"{value}"'
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    return repr(value)

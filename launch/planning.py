@@ -89,7 +89,7 @@ def plan_command(context: click.Context, /, *, model: str, **chosen: Any) -> int
     --devices, all layouts that fit are searched for the fastest step of --sequences sequences; options of a layout that
     are given hold for all of them, the others are free. Beside the fastest are told: what a step would take with even
     or aligned cuts, with 1f1b alone and with other restrictions, and the same of the twin. The exit code is 1 if
-    nothing fits.
+    the model or its twin fits nowhere.
 
     \b
     Examples:

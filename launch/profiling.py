@@ -8,9 +8,8 @@ from typing import Any, get_args
 
 import click
 from click.core import ParameterSource
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from launch.bars import counting_bar
 from launch.profiles import wanted
 from launch.sheets import Cell, Format, Sheet, format_option, show
 from launch.step_options import Step, counted_model
@@ -189,20 +188,8 @@ def _measured(
 @contextmanager
 def _bar(total: int) -> Iterator[Callable[[], None]]:
     """A bar of passes on the error stream; yields what moves it on."""
-    console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("measuring"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("passes"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-        # Seldom, because who draws takes time from who is measured.
-        refresh_per_second=2,
-        disable=not console.is_terminal,
-    )
+    # Seldom, because who draws takes time from who is measured.
+    bar = counting_bar("passes", transient=False, refresh_per_second=2)
     with bar:
         task = bar.add_task("measuring", total=total)
         yield lambda: bar.advance(task)

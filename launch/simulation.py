@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Protocol, get_args, get_type_hints
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import launch.cell
+from launch.bars import counting_bar
 from launch.experiment import load
 from launch.machine_files import load_machine, machine_names
 from launch.settings import Settings
@@ -200,21 +199,8 @@ def _check_cell(name: str, names: Sequence[str]) -> None:
 
 def _simulate(cells: Sequence[launch.cell.Cell], machine: Machine, dtype: str) -> list[Simulated]:
     """All cells, with a bar on the error stream."""
-    console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("simulating"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("cells"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    with bar:
-        return [simulated(cell, machine, dtype) for cell in bar.track(cells)]
+    with counting_bar("cells") as bar:
+        return [simulated(cell, machine, dtype) for cell in bar.track(cells, description="simulating")]
 
 
 def _draw(one: Simulated, folder: Path, drawing: Drawing) -> list[Path]:

@@ -6,7 +6,7 @@
 
 The ranks of a step begin at a barrier and leave it one after the other. On one host they read one clock, and seconds
 count from the first that left; on several each counts from its own leaving. Everything here is arithmetic on plain
-numbers. Left out: what is made of the rows (`results/played.py`).
+numbers. Left out: what is made of the rows (`results/measured_steps.py`).
 """
 
 from collections import defaultdict

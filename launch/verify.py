@@ -10,24 +10,20 @@ from typing import Any, get_args
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from launch.bars import counting_bar
 from launch.case import Case, case_of
-from launch.env import DEFAULT_TIMEOUT_SECONDS, BackendChoice
+from launch.env import BackendChoice
+from launch.features import ARCHITECTURES
 from launch.layout_options import LAYOUT_OPTIONS, layout_of, layout_options
 from launch.matrix import cases as matrix_cases
 from launch.parity import KINDS, LARGEST_ERROR
 from launch.proof import Proof, Verdict
+from launch.rank_options import backend_option, timeout_option
 from models.config import Architecture, ModelConfig
 from models.named import named_model
 from parallel.engines.engine import ENGINES, EngineName, unsupported
-
-_TINY: dict[Architecture, str] = {
-    "encoder_decoder": "tiny-encoder-decoder",
-    "decoder_only": "tiny-decoder",
-    "encoder_only": "tiny-encoder",
-}
 
 
 @click.command("verify")
@@ -45,14 +41,8 @@ _TINY: dict[Architecture, str] = {
 )
 @click.option("--matrix", is_flag=True, help="Every pair of options of all layouts and models, up to 4 ranks.")
 @click.option("--quick", is_flag=True, help="With --matrix: every single option only.")
-@click.option("--backend", type=click.Choice(get_args(BackendChoice)), default="auto", show_default=True)
-@click.option(
-    "--timeout",
-    type=float,
-    default=DEFAULT_TIMEOUT_SECONDS,
-    show_default=True,
-    help="Seconds that a rank waits for its partners before the case fails.",
-)
+@backend_option
+@timeout_option
 @click.pass_context
 def verify_command(
     context: click.Context,
@@ -120,7 +110,7 @@ def _refuse_with_matrix(context: click.Context) -> None:
 
 def _models(architecture: Architecture | None, model: str | None) -> list[ModelConfig]:
     if model is None:
-        return [named_model(_TINY[one]) for one in ([architecture] if architecture else _TINY)]
+        return [named_model(ARCHITECTURES[one]) for one in ([architecture] if architecture else ARCHITECTURES)]
     if architecture is not None:
         raise ValueError(f"--model {model} has an architecture: leave --architecture out")
     return [ModelConfig.from_hf(Path(model)) if Path(model).exists() else named_model(model)]
@@ -130,17 +120,7 @@ def follow(proof: Proof, num_cases: int) -> list[Verdict]:
     """Follows a proof to its end with a bar, and tells failures as they come."""
     verdicts: list[Verdict] = []
     console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
+    bar = counting_bar("")
     # Closed, so that ranks end at once when this is interrupted.
     with bar, contextlib.closing(proof.verdicts()) as found:
         task = bar.add_task("starting ranks", total=num_cases)

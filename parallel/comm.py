@@ -165,22 +165,9 @@ class Comm:
         """The process group along `axis`, for engines that communicate on their own; None over one rank."""
         return self._groups[axis].group if self.size(axis) > 1 else None
 
-    def unchecked_group(self, axis: Axis) -> Group:
-        """The group along `axis` without torch's DETAIL checks, for what torch 2.13 cannot do under them.
-
-        DistributedDataParallel crashes, and a stage's sends count as collectives that other ranks of the group lack.
-        Collective over the world. Without those checks it is `group` itself.
-        """
-        # Exported by torch, but not declared.
-        checks: Any = dist
-        level = checks.get_debug_level()
-        if level != checks.DebugLevel.DETAIL:
-            return self.group(axis)
-        checks.set_debug_level(checks.DebugLevel.OFF)
-        try:
-            return self._maker.make(self.mesh.groups(axis), self.rank, carries="unchecked")[0]
-        finally:
-            checks.set_debug_level(level)
+    def another_group(self, axis: Axis, carries: str) -> Group:
+        """A group of the same ranks that carries something else. Collective over the world."""
+        return self._maker.make(self.mesh.groups(axis), self.rank, carries=carries)[0]
 
     def forward_phase(self) -> Phase:
         """Phase of a collective that belongs to a forward: `recompute` while a backward runs."""

@@ -25,7 +25,7 @@ from parallel.partition import Carried, crossing
 from parallel.placement import Placement, stage_ranks
 from parallel.profile import GRAINS, Profile, Work
 from parallel.simulate import StageSeconds, TransferCost
-from parallel.stage_costs import message_seconds
+from parallel.stage_costs import message_seconds, seconds_of
 
 Grained = Literal["block", "sublayer"]
 
@@ -93,12 +93,7 @@ class Line:
 
     def seconds(self, starts: Sequence[int]) -> StageSeconds:
         """Durations of the stages of a cut, of which all starts and the end are given."""
-        works = [self.slice(first, last) for first, last in itertools.pairwise(starts)]
-        return StageSeconds(
-            forward=tuple(work.forward for work in works),
-            backward_input=tuple(work.backward_input for work in works),
-            backward_weight=tuple(work.backward_weight for work in works),
-        )
+        return seconds_of([self.slice(first, last) for first, last in itertools.pairwise(starts)])
 
     # ---- what is sent -----------------------------------------------------------------------------------------------
 

@@ -90,7 +90,7 @@ def first_blocks(config: ModelConfig, layout: Layout, profile: Balancing | None 
     if layout.cut in COSTED_CUTS and profile is None:
         raise ValueError(
             f"cut = {layout.cut!r} balances what blocks cost, and there is no profile that tells it: "
-            "make one with twinshard profile, or try cut = 'even'"
+            "name one in an experiment (twinshard profile writes it), or try cut = 'even'"
         )
     is_aligned = layout.cut == "aligned" and config.has_cross_attention
     if profile is not None and (is_aligned or layout.cut in COSTED_CUTS):

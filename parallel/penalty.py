@@ -2,7 +2,8 @@
 
     makespan over ideal   step seconds / (microbatches x all work / ranks): 1 is a pipeline without imbalance and bubble
     against twin          the same, over the twin's in the same family of schedules, cut as well as the twin can be
-    per FLOP              step seconds per FLOP over the twin's: the former x what one rank alone needs more per FLOP
+    per FLOP              step seconds per FLOP over the twin's: the former x what one rank alone needs per FLOP, which
+                          is no matter of pipelines
 
     family            decoder-only         encoder-decoder, as others do it     encoder-decoder, as we do it
     1f1b              even, costed cut     even; aligned                        costed cut
@@ -10,9 +11,9 @@
     list x1, x2, x4   searched             -                                    searched: cuts, placements, schedules
     list              the best of them                                          the best of them
 
-Steps have four microbatches a rank, all alike. Whose costs they are stands in
-`parallel/twin_cases.py`. Where even the best encoder-decoder misses the twin by more than `CLOSE`,
-the finer grain of sublayers is simulated too, for both; no engine cuts there.
+Steps have four microbatches a rank, all alike. Whose costs they are stands in `parallel/twin_cases.py`. Where even the
+best encoder-decoder misses the twin by more than `CLOSE`, the finer grain of sublayers is simulated too, for both; no
+engine cuts there.
 """
 
 import dataclasses

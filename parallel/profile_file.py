@@ -10,14 +10,13 @@
 In a profile in FLOPs keys end in `_flops`, and there are no messages. Every key is checked when a file is read.
 """
 
-import json
-import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from models.config import ModelConfig
 from parallel.profile import PIECES, Profile, Work
+from parallel.toml_text import read, table_lines, value_text
 
 FORMAT = 1
 _LAYOUT = ("tp", "sp", "recompute", "attention")
@@ -38,15 +37,7 @@ def load(path: Path) -> Profile:
     Raises:
         ValueError: no such file, no TOML, another format, or any mistake in it, told in one line with its place.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-        raise ValueError(f"cannot read {path}: {reason}") from error
-    try:
-        return _profile(tomllib.loads(text))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    return read(path, _profile)
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------
@@ -55,31 +46,18 @@ def load(path: Path) -> Profile:
 def _lines(profile: Profile) -> Iterator[str]:
     unit = profile.unit
     yield f"format = {FORMAT}"
-    yield f"unit = {_value(unit)}"
-    yield from _table("model", profile.config.to_dict())
-    yield from _table("layout", {name: getattr(profile, name) for name in _LAYOUT})
-    yield from _table("microbatch", {name: getattr(profile, name) for name in _MICROBATCH})
+    yield f"unit = {value_text(unit)}"
+    yield from table_lines("model", profile.config.to_dict())
+    yield from table_lines("layout", {name: getattr(profile, name) for name in _LAYOUT})
+    yield from table_lines("microbatch", {name: getattr(profile, name) for name in _MICROBATCH})
     for piece in PIECES:
         work: Work = getattr(profile, piece)
         if work.total:
-            yield from _table(piece, {f"{part}_{unit}": getattr(work, part) for part in _PARTS})
+            yield from table_lines(piece, {f"{part}_{unit}": getattr(work, part) for part in _PARTS})
     if unit == "seconds":
-        yield from _table("message", dict(zip(_MESSAGE, (profile.transfer_cost, profile.byte_cost), strict=True)))
+        yield from table_lines("message", dict(zip(_MESSAGE, (profile.transfer_cost, profile.byte_cost), strict=True)))
     if profile.machine:
-        yield from _table("machine", profile.machine)
-
-
-def _table(name: str, fields: Mapping[str, Any]) -> Iterator[str]:
-    yield ""
-    yield f"[{name}]"
-    yield from (f"{key} = {_value(value)}" for key, value in fields.items())
-
-
-def _value(value: str | float | bool) -> str:
-    if isinstance(value, str):
-        # What JSON escapes, TOML escapes alike, but for one character that JSON leaves as it is.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return str(value).lower() if isinstance(value, bool) else repr(value)
+        yield from table_lines("machine", profile.machine)
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ Closed forms (`models/costs.py`) on published models, one row a point, for three
     vocabulary     decoder-only models, vocabulary 1k to 256k, 2 to 16 stages, cut evenly
     length_ratio   T5-large and its decoder-only twin of equal depth, 960 positions a pair, source/target 1/4 to 4,
                    2 to 16 stages, cut in every way below
-    pair_vocabulary    the same two on 480 + 480 positions, vocabulary 1k to 256k
+    pair_vocabulary
+                   the same two on 480 + 480 positions, vocabulary 1k to 256k
 
     even      block counts differ by one at most
     aligned   every stage encoder XOR decoder: each side cut evenly, the split of the stages that costs least
@@ -202,7 +203,7 @@ def _filled(flops: Sequence[int], pp: int, limit: int) -> tuple[int, ...] | None
 
 @functools.cache
 def build() -> pd.DataFrame:
-    """Make the table of both questions, once: it is the same for every study."""
+    """Make the table of all questions, once: it is the same for every study."""
     return pd.DataFrame([*_vocabulary_rows(), *_pair_rows(), *_pair_vocabulary_rows()])
 
 

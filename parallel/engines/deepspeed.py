@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from models.architectures import build
@@ -32,6 +31,7 @@ from parallel.engines.deepspeed_layers import Current, Parts, qualified_name
 from parallel.engines.deepspeed_limits import unsupported
 from parallel.engines.deepspeed_pieces import Piece, of_partition, of_shards, of_weights, whole
 from parallel.engines.engine import OptimizerName, Quantity, StepFacts
+from parallel.engines.foreign import ForeignEngine
 from parallel.engines.gathered import Gathered, put_together
 from parallel.engines.scored_model import ScoredModel
 from parallel.engines.silence import silence
@@ -53,7 +53,7 @@ with silence():
 vars(deepspeed.ops)["__compatible_ops__"] = {}
 
 
-class DeepspeedEngine:
+class DeepspeedEngine(ForeignEngine):
     """One rank of one layout of one model.
 
     Args:
@@ -82,9 +82,7 @@ class DeepspeedEngine:
         partition: str = OF_PLAN,
     ) -> None:
         reason = unsupported(plan.config, plan.layout)
-        if reason is not None:
-            raise ValueError(reason)
-        self.plan, self.comm, self.dtype, self.device = plan, comm, dtype, device
+        super().__init__(plan=plan, comm=comm, dtype=dtype, device=device, reason=reason)
         self._loss, self._loss_tokens, self._updates = torch.zeros(()), 0, True
         self._pieces: list[Piece] = []
         self._score = CrossEntropy()
@@ -108,9 +106,7 @@ class DeepspeedEngine:
     def step(self, batch: Batch, *, update: bool = True, observer: Observer | None = None) -> StepFacts:
         """Forward, backward, synchronisation and (unless `update` is false) one optimizer step; see `Engine`."""
         watch = observer or Unobserved()
-        self._loss_tokens = int(self._sum(torch.tensor(batch.num_loss_tokens(), device=self.device), "dp").item())
-        if self._loss_tokens == 0:
-            raise ValueError("none of the step's sequences has a label: there is no loss to divide")
+        self._loss_tokens = self._all_loss_tokens(batch)
         self._loss = torch.zeros((), dtype=torch.promote_types(self.dtype, torch.float32), device=self.device)
         self._pieces, self._updates = [], update
         parts = microbatches(batch.to(self.device, self.dtype), self.plan.layout)
@@ -261,12 +257,6 @@ class DeepspeedEngine:
         if self.plan.layout.zero:
             self._sum(square, "dp")
         return square.sqrt().item()
-
-    def _sum(self, tensor: Tensor, axis: str) -> Tensor:
-        """Sums in place over an axis."""
-        if self.comm.size(axis) > 1:
-            dist.all_reduce(tensor, group=self.comm.group(axis))
-        return tensor
 
 
 def _masters(optimizer: Any) -> list[Tensor]:

@@ -43,7 +43,7 @@ from parallel.engines.deepspeed_layers import (
     look_up,
     tied_product,
 )
-from parallel.engines.unchecked import unchecked_groups
+from parallel.engines.foreign import unchecked_groups
 from parallel.pipeline import Observer
 from parallel.schedule import Action, Kind
 
@@ -101,7 +101,7 @@ def pipeline_module(parts: Parts, current: Current, *, method: str, score: Calla
 def take_over(grid: Any) -> None:
     """Makes an engine's grid the current one: DeepSpeed keeps that of the engine made last in globals.
 
-    Its messages go over a group of their own instead of the world's; see `parallel/engines/unchecked.py`.
+    Its messages go over a group of their own instead of the world's; see `parallel/engines/foreign.py`.
 
     Args:
         grid: DeepSpeed's of a pipeline; None for data parallelism over the world.

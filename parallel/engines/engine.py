@@ -94,6 +94,13 @@ def engine_name(text: str) -> EngineName:
     raise ValueError(f"engine = {text!r}; choose one of {', '.join(ENGINES)}; the nearest is {near!r}")
 
 
+def labelled(num_tokens: int) -> int:
+    """The labels that a step's loss is divided by. Raises ValueError where there are none."""
+    if num_tokens == 0:
+        raise ValueError("none of the step's sequences has a label: there is no loss to divide")
+    return num_tokens
+
+
 def unsupported(name: EngineName, config: ModelConfig, layout: Layout) -> str | None:
     """Why an engine cannot run a model on a layout, as one line; None when it can.
 

@@ -20,7 +20,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from fairscale.nn.data_parallel import ShardedDataParallel
 from fairscale.optim.oss import OSS
 from torch import Tensor, nn
@@ -34,6 +33,7 @@ from models.slicing import tie
 from parallel.comm import Comm
 from parallel.engines.engine import OptimizerName, Quantity, StepFacts
 from parallel.engines.fairscale_layers import Topology, swap_modules, topology
+from parallel.engines.foreign import ForeignEngine
 from parallel.engines.gathered import Gathered, put_together
 from parallel.engines.scored_model import ScoredModel
 from parallel.layouts import Layout
@@ -68,7 +68,7 @@ def unsupported(config: ModelConfig, layout: Layout) -> str | None:
     return None
 
 
-class FairscaleEngine:
+class FairscaleEngine(ForeignEngine):
     """One rank of one layout of one model; arguments are those of `parallel.engines.native.NativeEngine`.
 
     Raises ValueError for a layout that `unsupported` names.
@@ -86,9 +86,7 @@ class FairscaleEngine:
         learning_rate: float = 1e-2,
     ) -> None:
         reason = unsupported(plan.config, plan.layout)
-        if reason is not None:
-            raise ValueError(reason)
-        self.plan, self.comm, self.dtype, self.device = plan, comm, dtype, device
+        super().__init__(plan=plan, comm=comm, dtype=dtype, device=device, reason=reason)
         layout = plan.layout
         # A world of one needs no process group, and then fairscale has nothing to do.
         self._topology: Topology | None = topology(layout.tp) if layout.world_size > 1 else None
@@ -113,9 +111,7 @@ class FairscaleEngine:
         """Forward, backward, synchronisation and (unless `update` is false) one optimizer step; see `Engine`."""
         watch = observer or Unobserved()
         with self._groups():
-            loss_tokens = int(self._sum(torch.tensor(batch.num_loss_tokens(), device=self.device), "dp").item())
-            if loss_tokens == 0:
-                raise ValueError("none of the step's sequences has a label: there is no loss to divide")
+            loss_tokens = self._all_loss_tokens(batch)
             self._zero()
             parts = microbatches(batch.to(self.device, self.dtype), self.plan.layout)
             loss = torch.zeros((), dtype=torch.promote_types(self.dtype, torch.float32), device=self.device)
@@ -248,9 +244,8 @@ class FairscaleEngine:
             self._sum(square, "dp")
         return square.sqrt().item()
 
-    def _sum(self, tensor: Tensor, axis: str) -> Tensor:
-        """Sums in place over fairscale's group of an axis."""
-        if self._topology is not None and self.comm.size(axis) > 1:
-            group = self._topology.tensor_group if axis == "tp" else self._topology.data_group
-            dist.all_reduce(tensor, group=group)
-        return tensor
+    def _group(self, axis: str) -> Any:
+        """Fairscale's group of an axis."""
+        if self._topology is None or self.comm.size(axis) == 1:
+            return None
+        return self._topology.tensor_group if axis == "tp" else self._topology.data_group

@@ -36,8 +36,8 @@ from models.embedding import TokenEmbedding
 from models.head import Head
 from models.layers import FusedLinear, Linear
 from models.positions import RelativeBias
+from parallel.engines.foreign import unchecked_groups
 from parallel.engines.silence import silence
-from parallel.engines.unchecked import unchecked_groups
 from parallel.plan import Plan, Style
 
 _GLOBALS = (

@@ -17,7 +17,7 @@ from models.initial import canonical_name
 from models.model import Model
 from parallel.comm import Comm, Site
 from parallel.deferral import Deferral
-from parallel.engines.engine import OptimizerName, Quantity, StepFacts
+from parallel.engines.engine import OptimizerName, Quantity, StepFacts, labelled
 from parallel.engines.gathered import Gathered, put_together
 from parallel.gradients import Gradients
 from parallel.layouts import Layout
@@ -101,8 +101,6 @@ class NativeEngine:
         self.gradients.zero()
         comm.phase = "step"
         loss_tokens = self._all_loss_tokens(batch)
-        if loss_tokens == 0:
-            raise ValueError("none of the step's sequences has a label: there is no loss to divide")
         padded = pad(batch, self.plan).to(self.device, self.dtype)
         loss = self._pipeline.run(microbatches(padded, self.plan.layout), loss_tokens, watch)
         comm.phase = "step"
@@ -160,4 +158,4 @@ class NativeEngine:
     def _all_loss_tokens(self, batch: Batch) -> int:
         count = torch.tensor(batch.num_loss_tokens(), device=self.device)
         self.comm.all_reduce(count, "dp", site=Site(name="loss.tokens"), phase="step").wait()
-        return int(count.item())
+        return labelled(int(count.item()))

@@ -13,7 +13,6 @@ sum: their gradients are summed here. Left out: what `torch_limits.py` says, obs
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -21,7 +20,6 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.utils.checkpoint import checkpoint
 
 from models.architectures import build
-from models.attention import fused_attention, materialised_attention
 from models.batch import Batch
 from models.blocks import DecoderBlock, EncoderBlock
 from models.dropout import Dropout, MaskKey
@@ -32,18 +30,20 @@ from models.sublayers import Attention
 from parallel.comm import Comm
 from parallel.engines import torch_modules
 from parallel.engines.engine import OptimizerName, Quantity, StepFacts
+from parallel.engines.foreign import ForeignEngine, unchecked_group
 from parallel.engines.gathered import Gathered, put_together
 from parallel.engines.torch_data import accumulate, optimizer_of, wrap
 from parallel.engines.torch_limits import unsupported
 from parallel.engines.torch_pipeline import StageModule, StagePipeline, equal_microbatches
 from parallel.engines.torch_tensor import complete_gradients, parallelize
 from parallel.mesh import Coordinate
+from parallel.parallelize import choose_attention
 from parallel.pipeline import Observer
 from parallel.plan import WHOLE, Plan
 from parallel.sequence import microbatches, pad
 
 
-class TorchEngine:
+class TorchEngine(ForeignEngine):
     """One rank of one layout of one model, by torch's own means. Arguments are those of the native engine.
 
     Raises ValueError for a layout that `unsupported` names.
@@ -61,9 +61,7 @@ class TorchEngine:
         learning_rate: float = 1e-2,
     ) -> None:
         reason = unsupported(plan.config, plan.layout)
-        if reason is not None:
-            raise ValueError(reason)
-        self.plan, self.comm, self.dtype, self.device = plan, comm, dtype, device
+        super().__init__(plan=plan, comm=comm, dtype=dtype, device=device, reason=reason)
         meshes = _meshes(comm, device)
         self.model = _stage_model(plan, comm, seed=seed, dtype=dtype, device=device, mesh=meshes.get("tp"))
         self._parts = {
@@ -73,7 +71,7 @@ class TorchEngine:
         self._wrapped = {index: wrap(part, plan.layout, comm, meshes.get("dp")) for index, part in self._parts.items()}
         self._pipeline = None
         if plan.layout.pp > 1:
-            self._pipeline = StagePipeline(self._wrapped, plan, comm.unchecked_group("pp"), device=device, dtype=dtype)
+            self._pipeline = StagePipeline(self._wrapped, plan, unchecked_group(comm, "pp"), device=device, dtype=dtype)
         self.optimizer = optimizer_of(
             self.model, plan.layout, meshes.get("dp"), name=optimizer, learning_rate=learning_rate
         )
@@ -82,10 +80,7 @@ class TorchEngine:
         """As `parallel.engines.engine.Engine` says; `observer` is not read."""
         plan = self.plan
         self.optimizer.zero_grad(set_to_none=True)
-        loss_tokens = self._reduced(torch.tensor(batch.num_loss_tokens(), device=self.device), "dp")
-        num_tokens = int(loss_tokens.item())
-        if num_tokens == 0:
-            raise ValueError("none of the step's sequences has a label: there is no loss to divide")
+        num_tokens = self._all_loss_tokens(batch)
         padded = pad(batch, plan).to(self.device, self.dtype)
         cut = microbatches(padded, plan.layout) if self._pipeline is None else equal_microbatches(padded, plan)
         for part in self._parts.values():
@@ -99,7 +94,7 @@ class TorchEngine:
         self._sum_tied_gradients()
         norm = self._gradient_norm()
         total = torch.zeros((), dtype=torch.float64, device=self.device) if loss is None else loss.double()
-        total = self._reduced(self._reduced(total / plan.layout.dp, "dp"), "pp")
+        total = self._sum(self._sum(total / plan.layout.dp, "dp"), "pp")
         if update:
             self.optimizer.step()
             self.model.mask_key.step += 1
@@ -127,7 +122,7 @@ class TorchEngine:
             if self.comm.coordinate.pp in shared.ranks:
                 parameter = by_name[self._canonical(dict(shared.holders)[self.comm.coordinate.pp])]
                 assert parameter.grad is not None
-                self._reduced(_local(parameter.grad), f"tied:{shared.name}")
+                self._sum(_local(parameter.grad), f"tied:{shared.name}")
 
     def _gradient_norm(self) -> float:
         """Over the whole model, each number counted once: sums of squares by the axes that shard them."""
@@ -146,18 +141,12 @@ class TorchEngine:
             axes = _sharded_axes(gradient)
             square = torch.linalg.vector_norm(_local(gradient), dtype=dtype).square()
             squares[int("tp" in axes), int("dp" in axes)] += square
-        self._reduced(over_tp := squares[1].clone(), "tp")
+        self._sum(over_tp := squares[1].clone(), "tp")
         by_dp = squares[0] + over_tp
-        self._reduced(over_dp := by_dp[1].clone(), "dp")
+        self._sum(over_dp := by_dp[1].clone(), "dp")
         total = by_dp[0] + over_dp
-        self._reduced(total, "pp")
+        self._sum(total, "pp")
         return total.sqrt().item()
-
-    def _reduced(self, tensor: Tensor, axis: str) -> Tensor:
-        """The tensor itself, summed in place over the ranks of an axis."""
-        if self.comm.size(axis) > 1:
-            dist.all_reduce(tensor, group=self.comm.group(axis))
-        return tensor
 
     # ---- what this rank holds -----------------------------------------------------------------------------------
 
@@ -247,11 +236,10 @@ def _found(model: Model, name: str) -> nn.Module | None:
 
 def _choose_attention(model: Model, plan: Plan) -> None:
     """The layout's kernel, and torch's own checkpointing of cores or blocks."""
+    choose_attention(model, plan)
     for module in model.modules():
-        if isinstance(module, Attention):
-            module.use(fused_attention if plan.layout.attention == "fused" else materialised_attention)
-            if plan.layout.recompute == "selective":
-                module.core = _checkpointed(module.core, model.mask_key)
+        if isinstance(module, Attention) and plan.layout.recompute == "selective":
+            module.core = _checkpointed(module.core, model.mask_key)
         if plan.layout.recompute == "full" and isinstance(module, EncoderBlock | DecoderBlock):
             module.forward = _checkpointed(module.forward, model.mask_key)  # type: ignore[method-assign]
 

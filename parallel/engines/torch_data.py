@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from models.blocks import DecoderBlock, EncoderBlock
 from parallel.comm import Comm
 from parallel.engines.engine import OptimizerName
+from parallel.engines.foreign import unchecked_group
 from parallel.layouts import Layout
 
 
@@ -40,7 +41,7 @@ def wrap(stage: nn.Module, layout: Layout, comm: Comm, mesh: DeviceMesh | None) 
     if layout.tp > 1:
         replicate(stage, mesh=mesh)
         return stage
-    return DistributedDataParallel(stage, process_group=comm.unchecked_group("dp"), gradient_as_bucket_view=True)
+    return DistributedDataParallel(stage, process_group=unchecked_group(comm, "dp"), gradient_as_bucket_view=True)
 
 
 def accumulate(stage: nn.Module, *, is_last: bool) -> Any:

@@ -14,8 +14,8 @@ from parallel.penalty import CLOSE
 from results.claims.verdict import Evidence, of_count
 
 QUANTITIES = {
-    "others": "step per FLOP, simulated, as others run encoder-decoders, against the twin",
-    "ours": "step per FLOP, simulated, of costed cuts and list schedules, against the twin",
+    "others": "pipeline over its ideal, simulated, as others run encoder-decoders, against the twin",
+    "ours": "pipeline over its ideal, simulated, of costed cuts and list schedules, against the twin",
 }
 POINT = ["costs", "pp", "source_length", "target_length"]
 
@@ -75,7 +75,9 @@ def condition(penalty: pd.DataFrame) -> str:
     for who, words in (("others", "as others run them"), ("ours", "with costed cuts and list schedules")):
         excess = against(penalty, who)["against_best"]
         told.append(f"{words} at {int((excess > 1 + CLOSE).sum())} of {len(excess)} (up to x{excess.max():.3f})")
-    return f"simulated steps take over {CLOSE:.0%} more than the twin's {' and '.join(told)} points"
+    return (
+        f"simulated pipelines, over their ideal, take over {CLOSE:.0%} more than the twin's {' and '.join(told)} points"
+    )
 
 
 def _range(values: "pd.Series[Any]") -> str:

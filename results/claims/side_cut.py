@@ -219,7 +219,7 @@ CLAIMS = (
         "source/target 1/4 to 4, vocabularies of 1k to 256k and 2 to 16 stages; simulated steps of named and list "
         "schedules, with counted, closed and measured costs",
         rule="supported if the best split moves with the lengths, no mixed cut beats it, and every imbalance exceeds "
-        f"the twin's by more than {HARDER}, and every simulated step per FLOP by more than {CLOSE:.0%}; "
+        f"the twin's by more than {HARDER}, and every simulated pipeline over its ideal by more than {CLOSE:.0%}; "
         "contradicted if none of it holds; needs measured twins cut even and aligned",
         find=find_harder_balance,
     ),
