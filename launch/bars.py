@@ -12,7 +12,7 @@ def counting_bar(unit: str, *, transient: bool = True, refresh_per_second: float
         transient: whether it goes when all is done.
         refresh_per_second: seldom where who draws would take time from who is measured.
     """
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -70,7 +70,7 @@ def bench_command(
       twinshard bench mine.toml --format markdown
     """  # noqa: D301 - click reads the character
     sweep = Sweep(file, output, backend=backend, timeout_seconds=timeout)
-    outcome = swept(sweep, output, Console(stderr=True), fresh=not resumes)
+    outcome = swept(sweep, output, Console(stderr=True, markup=False), fresh=not resumes)
     if outcome is None:
         return 130
     cells = [cell.name for cell in sweep.experiment.cells]
@@ -94,6 +94,8 @@ def _sheets(rows: Sequence[Row]) -> list[Sheet]:
                 rows=[_line(row) for row in mine if row["status"] == "ok"],
             )
         )
+        if any(row["products_seconds"] is not None for row in mine):
+            sheets.append(_parts_sheet(model, mine))
     reasons = {(row["engine"], row["status"], row["reason"]): row["layout"] for row in reversed(rows) if row["reason"]}
     if reasons:
         told = [[*key, layout] for key, layout in reasons.items()]
@@ -101,11 +103,34 @@ def _sheets(rows: Sequence[Row]) -> list[Sheet]:
     return sheets
 
 
+def _parts_sheet(model: Cell, rows: Sequence[Row]) -> Sheet:
+    """Where a step goes, in seconds; the floor is products and messages, each alone."""
+    names = (
+        *("products_seconds", "copies_seconds", "other_operators_seconds", "dispatch_seconds", "waiting_seconds"),
+        *("products_alone_seconds", "messages_alone_seconds", "floor_ratio"),
+    )
+    return Sheet(
+        title=f"{model}: seconds of a step, means over ranks",
+        headings=(
+            *("layout", "engine", "products", "copies", "other operators", "dispatch", "waiting"),
+            *("products alone", "messages alone", "step over both"),
+        ),
+        rows=[
+            [row["layout"], _engine(row), *(row[name] for name in names)]
+            for row in rows
+            if row["products_seconds"] is not None
+        ],
+    )
+
+
+def _engine(row: Row) -> str:
+    return f"{row['engine']} again" if row["is_control"] else str(row["engine"])
+
+
 def _line(row: Row) -> list[Cell]:
-    engine = f"{row['engine']} again" if row["is_control"] else row["engine"]
     names = (
         *("step_seconds", "step_seconds_ratio", "step_seconds_ratio_low", "step_seconds_ratio_high"),
         *("step_seconds_against", "busy_seconds", "busy_seconds_ratio", "sent_bytes", "sent_bytes_ratio"),
         *("num_collectives", "num_collectives_ratio", "num_sends", "peak_saved_bytes", "startup_seconds"),
     )
-    return [row["layout"], engine, *(row[name] for name in names)]
+    return [row["layout"], _engine(row), *(row[name] for name in names)]

@@ -96,9 +96,9 @@ def run_command(file: Path, output: Path, resumes: bool, backend: BackendChoice,
       twinshard run launch/experiments/articles.toml --list
       twinshard run launch/experiments/articles.toml --fresh --backend gloo
     """  # noqa: D301 - click reads the character
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)
     if lists:
-        Console().print(_listed(load(file)))
+        Console(markup=False).print(_listed(load(file)))
         return 0
     sweep = Sweep(file, output, backend=backend, timeout_seconds=timeout)
     outcome = swept(sweep, output, console, fresh=not resumes)

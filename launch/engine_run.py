@@ -15,6 +15,7 @@ import torch
 from launch.cell import Cell
 from launch.clock import BusyClock
 from launch.env import World
+from launch.parts import TimedParts, timed_parts
 from models.batch import Batch
 from parallel.comm import Comm, Groups
 from parallel.engines.engine import Engine, StepFacts, build
@@ -71,7 +72,7 @@ class TimedStep:
     backward: dict[int, float]
     """By stage; both halves of a split one."""
     busy: float | None
-    """Forward, backward, synchronisation and update; None where the engine does not let it be told from waiting."""
+    """All that the rank's thread did, on a GPU all that its stream did; None where that cannot be told from waiting."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,6 +144,13 @@ class EngineRun:
     def time_blocks(self) -> TimedBlocks:
         """Nothing: blocks of an engine are not told apart from outside, and no step is run."""
         return TimedBlocks(forward={}, backward={})
+
+    def time_parts(self) -> TimedParts:
+        """The operators of one step, under torch's profiler."""
+        self.comm.barrier()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            self.engine.step(self.share)
+        return timed_parts(profile.key_averages())
 
     def time_step(self) -> TimedStep:
         """One step, from outside; all ranks begin together."""

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from launch.engine_run import Counted, EngineRun, TimedBlocks, TimedStep
+from launch.parts import TimedParts
 from models.batch import Batch
 from models.config import ModelConfig, Stream
 from parallel.engines.native import NativeEngine
@@ -20,7 +21,16 @@ from parallel.ledger import Event, totals
 from parallel.mesh import Coordinate
 from parallel.partition import Stage
 from parallel.plan import NO_BLOCK, Plan, Shard
-from results.schema import BlockFacts, CommunicationFacts, EdgeFacts, OperatorFacts, PlanFacts, RankFacts, StageFacts
+from results.schema import (
+    BlockFacts,
+    CommunicationFacts,
+    EdgeFacts,
+    OperatorFacts,
+    PartFacts,
+    PlanFacts,
+    RankFacts,
+    StageFacts,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,11 +42,18 @@ class Report:
     counted: Counted
     steps: tuple[TimedStep, ...]
     block_steps: tuple[TimedBlocks, ...]
+    parts: tuple[TimedParts, ...]
     shards: dict[str, tuple[Shard, tuple[int, ...]]]
     """Part of the whole and local shape of every parameter, by canonical name; of the native engine."""
 
 
-def report(run: EngineRun, counted: Counted, steps: Sequence[TimedStep], block_steps: Sequence[TimedBlocks]) -> Report:
+def report(
+    run: EngineRun,
+    counted: Counted,
+    steps: Sequence[TimedStep],
+    block_steps: Sequence[TimedBlocks],
+    parts: Sequence[TimedParts] = (),
+) -> Report:
     """The report of this rank, when all its passes are done."""
     engine, at = run.engine, run.comm.coordinate
     valid, padded = positions(run.share, run.plan, at)
@@ -68,6 +85,7 @@ def report(run: EngineRun, counted: Counted, steps: Sequence[TimedStep], block_s
         counted=counted,
         steps=tuple(steps),
         block_steps=tuple(block_steps),
+        parts=tuple(parts),
         shards=shards,
     )
 
@@ -89,6 +107,22 @@ def positions(share: Batch, plan: Plan, at: Coordinate) -> tuple[int, int]:
 def _streams(config: ModelConfig, stages: Sequence[Stage]) -> list[Stream]:
     streams: list[Stream] = ["source"] if stages[0].first < config.num_encoder_blocks else []
     return [*streams, "target"] if stages[-1].last > config.num_encoder_blocks else streams
+
+
+def part_facts(reports: Sequence[Report]) -> list[PartFacts]:
+    """One row a rank whose steps were watched."""
+    return [
+        PartFacts(
+            rank=one.facts.rank,
+            products_seconds=[step.products for step in one.parts],
+            copies_seconds=[step.copies for step in one.parts],
+            other_operators_seconds=[step.others for step in one.parts],
+            products_alone_seconds=[step.products_alone for step in one.parts if step.products_alone is not None],
+            messages_alone_seconds=[step.messages_alone for step in one.parts if step.messages_alone is not None],
+        )
+        for one in reports
+        if one.parts
+    ]
 
 
 def plan_facts(plan: Plan) -> list[PlanFacts]:

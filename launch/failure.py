@@ -62,13 +62,15 @@ class Note:
 def note_of(error: BaseException, *, rank: int, coordinate: str, cell: str, phase: str) -> Note:
     """The note about an error that a rank raised just now."""
     lines = str(error).strip().splitlines()
+    # A line that ends in a colon promises what follows.
+    told = " ".join(line.strip() for line in lines[: 1 + lines[0].rstrip().endswith(":")]) if lines else ""
     return Note(
         rank=rank,
         coordinate=coordinate,
         cell=cell,
         phase=phase,
         kind=_kind(error),
-        error=f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__,
+        error=f"{type(error).__name__}: {told}" if told else type(error).__name__,
         seconds=time.time(),
     )
 

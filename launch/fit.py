@@ -146,7 +146,7 @@ class _Bar:
     """A bar on the error stream, once a search has taken a while."""
 
     def __init__(self) -> None:
-        console = Console(stderr=True)
+        console = Console(stderr=True, markup=False)
         self.progress = Progress(
             TextColumn("depths decided"),
             BarColumn(),

@@ -96,7 +96,7 @@ def show_plan(config: ModelConfig, layout: Layout) -> None:
     )
     # Without a step to ask for, cuts and schedules that depend on costs count them at the longest one.
     made = plan(config, layout, Profile.counted_for(config, layout, longest))
-    console = Console(width=max(130, Console().width))
+    console = Console(width=max(130, Console().width), markup=False)
     console.print(
         f"{config.name} ({config.architecture}) on {layout.world_size} ranks: {layout.label}", highlight=False
     )

@@ -18,12 +18,14 @@ from typing import Any
 
 import torch
 
+from launch.alone import Floor
 from launch.case import case_of
 from launch.cell import Cell
 from launch.clock import ActionClock, BlockClock, numbered_blocks
 from launch.engine_run import Counted, EngineRun, TimedAction, TimedBlocks, TimedStep
 from launch.env import World
 from launch.parity import Parity, check_parity
+from launch.parts import TimedParts
 from models.batch import Batch
 from parallel.comm import Groups
 from parallel.engines.native import NativeEngine
@@ -91,16 +93,29 @@ class Run(EngineRun):
             self._clock.finish()
         return TimedBlocks(forward=clock.seconds(clock.forward), backward=clock.seconds(clock.backward))
 
+    def time_parts(self) -> TimedParts:
+        """A profile of one step, and what the products and the messages of another take alone."""
+        parts = super().time_parts()
+        with Floor() as floor:
+            self.engine.step(self.share)
+        self.comm.barrier()
+        products = floor.time_products()
+        self.comm.barrier()
+        return dataclasses.replace(parts, products_alone=products, messages_alone=floor.time_messages())
+
     def time_step(self) -> TimedStep:
         """One step with a clock on every action; all ranks begin together."""
         self.comm.ledger.clear()
         self.comm.barrier()
         self._clock.finish()
-        start = time.perf_counter()
+        start, began = time.perf_counter(), time.thread_time()
         observer = ActionClock(self._clock)
         self.engine.step(self.share, observer=observer)
         self._clock.finish()
-        wall = time.perf_counter() - start
+        wall, busy = time.perf_counter() - start, time.thread_time() - began
+        if self._on_gpu:
+            # What occupied the stream; on CPUs, all that the thread did, as of every engine.
+            busy = sum(map(observer.busy_seconds, observer.ran)) + observer.synchronise_seconds()
         assert observer.order == self.plan.table[self.comm.coordinate.pp], "actions ran in another order"
         forward = observer.by_stage("forward")
         backward = observer.by_stage("backward", "backward_input", "backward_weight")
@@ -118,7 +133,7 @@ class Run(EngineRun):
             wall=wall,
             forward=forward,
             backward=backward,
-            busy=sum(forward.values()) + sum(backward.values()) + observer.synchronise_seconds(),
+            busy=busy,
         )
 
 

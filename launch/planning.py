@@ -256,7 +256,7 @@ class _Bar:
     """A bar on the error stream, once a search has taken a while."""
 
     def __init__(self, name: str) -> None:
-        console = Console(stderr=True)
+        console = Console(stderr=True, markup=False)
         self._progress = Progress(
             TextColumn(f"layouts of {name}"),
             BarColumn(),

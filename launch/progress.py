@@ -10,7 +10,7 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
-from launch.settings import Settings
+from launch.settings import NUM_PART_STEPS, Settings
 
 FILE_NAME = "progress"
 
@@ -19,7 +19,7 @@ Event = Literal["begin", "end", "recorded"]
 
 def num_steps(settings: Settings) -> int:
     """Things done of one cell that goes well: tracing, parity, counting, every step, and the record."""
-    return 4 + settings.warmup + 2 * settings.repeats
+    return 4 + settings.warmup + 2 * settings.repeats + NUM_PART_STEPS * settings.parts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

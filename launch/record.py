@@ -82,6 +82,7 @@ def make_record(cell: Cell, *, fingerprint: str, status: Status, reason: str = "
         "communication": [],
         "edges": [],
         "operators": [],
+        "parts": [],
         "figures": [],
     }
     unknown = set(measured) - {field.name for field in dataclasses.fields(Record)}

@@ -13,6 +13,9 @@ from models.config import ModelConfig
 
 LossOn = Literal["target", "all"]
 
+NUM_PART_STEPS = 3
+"""Steps of a cell that are taken apart, where the experiment asks for it."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
@@ -29,6 +32,8 @@ class Settings:
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     optimizer: Literal["sgd", "adamw"] = "adamw"
     learning_rate: float = 1e-3
+    parts: bool = False
+    """Whether a few more steps tell what a step is made of: products, copies, other operators, dispatch, waiting."""
 
     def __post_init__(self) -> None:
         for field, least in (("seed", 0), ("repeats", 1), ("warmup", 0), ("interleave", 1)):

@@ -80,7 +80,7 @@ def verify_command(
     able, refused = _runnable(cases)
     proof = Proof(able, backend=backend, timeout_seconds=timeout)
     verdicts = follow(proof, len(able))
-    Console(width=max(160, Console().width)).print(_worst_of_each_kind(verdicts))
+    Console(width=max(160, Console().width), markup=False).print(_worst_of_each_kind(verdicts))
     for reason, count in Counter(refused).items():
         click.echo(f"{count} unsupported: {reason}")
     click.echo(last_line(verdicts, num_unsupported=len(refused)))
@@ -119,7 +119,7 @@ def _models(architecture: Architecture | None, model: str | None) -> list[ModelC
 def follow(proof: Proof, num_cases: int) -> list[Verdict]:
     """Follows a proof to its end with a bar, and tells failures as they come."""
     verdicts: list[Verdict] = []
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)
     bar = counting_bar("")
     # Closed, so that ranks end at once when this is interrupted.
     with bar, contextlib.closing(proof.verdicts()) as found:

@@ -32,6 +32,7 @@ from launch.facts import (
     communication_facts,
     edge_facts,
     operator_facts,
+    part_facts,
     plan_facts,
     report,
     stage_facts,
@@ -39,8 +40,10 @@ from launch.facts import (
 from launch.failure import leave_note, note_of
 from launch.measure import Parities, run_of
 from launch.parity import Parity
+from launch.parts import TimedParts
 from launch.progress import Place
 from launch.record import make_record, write_record
+from launch.settings import NUM_PART_STEPS
 from launch.sides import Expected, disagreements, expect, figure_facts
 from launch.spans import action_facts, profile_facts, span_facts, typical_step
 from parallel.comm import Groups
@@ -56,6 +59,7 @@ class Trial:
         self.warmup: list[float] = []
         self.steps: list[TimedStep] = []
         self.block_steps: list[TimedBlocks] = []
+        self.parts: list[TimedParts] = []
 
 
 class Worker:
@@ -88,7 +92,12 @@ class Worker:
         # A collection of garbage in the middle of a step would be taken for work.
         gc.collect()
         gc.disable()
-        for phase, rounds in (("warm-up", settings.warmup), ("blocks", settings.repeats), ("timing", settings.repeats)):
+        for phase, rounds in (
+            ("warm-up", settings.warmup),
+            ("blocks", settings.repeats),
+            ("timing", settings.repeats),
+            ("parts", NUM_PART_STEPS if settings.parts else 0),
+        ):
             for _ in range(rounds):
                 for trial in trials:
                     with self._at(trial.run.cell, phase):
@@ -103,6 +112,8 @@ class Worker:
             trial.block_steps.append(trial.run.time_blocks())
         elif phase == "timing":
             trial.steps.append(trial.run.time_step())
+        elif phase == "parts":
+            trial.parts.append(trial.run.time_parts())
         else:
             trial.warmup.append(trial.run.time_step().wall)
 
@@ -156,7 +167,7 @@ class Worker:
         """Puts the reports of all ranks together and records the cell."""
         cell = trial.run.cell
         self._place.begin(cell.name, "recording", _coordinate(cell, self._here.rank))
-        mine = report(trial.run, trial.counted, trial.steps, trial.block_steps)
+        mine = report(trial.run, trial.counted, trial.steps, trial.block_steps, trial.parts)
         reports: list[Report] = trial.run.comm.gather_objects(mine)
         rows = []
         if trial.counted.figures is not None:
@@ -189,6 +200,7 @@ class Worker:
             step_seconds=step_seconds,
             ranks=[one.facts for one in reports],
             communication=communication_facts(reports),
+            parts=part_facts(reports),
             **(self._looked_into(cell, plan, reports, typical_step(step_seconds)) if has_ledger else {}),
         )
 

@@ -33,8 +33,15 @@ _REGION = "_RegionBackward"
 _ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001, operators have such names
 _ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward  # noqa: SLF001
 
+ATTENTIONS = frozenset({_ATTENTION, _ATTENTION_BACKWARD})
 _IN_PLACE = {torch.ops.aten.addmm_: torch.ops.aten.addmm}
 """Operators that PyTorch's counter knows under another name only."""
+
+
+def multiplies(func: Any) -> bool:
+    """Whether an operator is a matrix product or attention: one that has FLOPs here."""
+    packet = func.overloadpacket
+    return packet in ATTENTIONS or _IN_PLACE.get(packet, packet) in flop_registry
 
 
 class Operators(TorchDispatchMode):

@@ -43,6 +43,11 @@ _LARGEST = frozenset({"all_gather", "reduce_scatter"})
 """Their payload is the larger of the two tensors that the operator gets."""
 
 
+def is_communication(func: Any) -> bool:
+    """Whether an operator sends, receives or both, and gives work to wait for."""
+    return func.namespace == "c10d" and func.overloadpacket.__name__ in _OPERATIONS
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Observed:
     """One communication as the dispatcher saw it."""

@@ -5,6 +5,7 @@ the best other engine is the one with the least of it, so that a ratio below 1 b
 
     seconds            median over that of the best other, with its bootstrap interval      from the samples
     bytes, counts      of all ranks in one step, over those of the best other               exact
+    parts              where a step goes: `results/step_parts.py`
     startup            seconds of the slowest rank until it can step                        one sample: no interval
 
 A control is the same engine again: it is held against its first run, and its ratio is the noise of the machine. What
@@ -25,6 +26,8 @@ from results.intervals import median, ratio
 from results.load import load_records
 from results.runs import from_text, run_row
 from results.schema import Record
+from results.step_parts import COLUMNS as PARTS
+from results.step_parts import step_parts
 
 Row = dict[str, Any]
 
@@ -69,6 +72,7 @@ COLUMNS = (
         for end in ("", "_low", "_high", "_ratio", "_ratio_low", "_ratio_high", "_against")
     ),
     *(f"{name}{end}" for name in COUNTS for end in ("", "_ratio", "_against")),
+    *PARTS,
 )
 
 
@@ -126,6 +130,7 @@ def _row(run: Run, rivals: Sequence[Run]) -> Row:
         return row
     for name, samples_of in TIMES.items():
         row |= _time(name, samples_of(run), {one.record.engine: samples_of(one) for one in rivals})
+    row |= step_parts(record)
     for name in COUNTS:
         row |= _count(name, run.row[name], {one.record.engine: one.row[name] for one in rivals})
     return row

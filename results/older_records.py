@@ -2,6 +2,7 @@
 
     version 1    no spans, actions or profile, and no time of the pipeline alone
     version 2    no start-up
+    version 3    no parts of a step
 
 Left out: what a record holds (`results/schema.py`).
 """
@@ -19,6 +20,8 @@ def in_these_words(fields: Mapping[str, Any], version: int) -> Mapping[str, Any]
         of_ranks["pipeline_seconds"] = []
     if version < 3:
         of_ranks["startup_seconds"] = None
+    if version < 4:
+        new["parts"] = []
     ranks = fields.get("ranks")
     if of_ranks and isinstance(ranks, list) and all(isinstance(rank, dict) for rank in ranks):
         new["ranks"] = [{**of_ranks, **rank} for rank in ranks]

@@ -7,6 +7,7 @@ status and a reason. Units stand in the names; a table's column has its field's 
     version 1    no spans, actions or profile; `Record.from_dict` reads it all the same and leaves them empty
     version 2    when each action of a typical step ran, what actions cost, and what a profile said that they would
     version 3    how long an engine takes to be ready
+    version 4    what a step is made of, where the experiment asks for it
 """
 
 import dataclasses
@@ -14,12 +15,12 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from results.older_records import in_these_words
-from results.step_facts import ActionFacts, FigureFacts, OperatorFacts, ProfileFacts, SpanFacts
+from results.step_facts import ActionFacts, FigureFacts, OperatorFacts, PartFacts, ProfileFacts, SpanFacts
 
 # A part of the format that stands in a file of its own.
-__all__ = ["ActionFacts", "FigureFacts", "OperatorFacts", "ProfileFacts", "SpanFacts"]
+__all__ = ["ActionFacts", "FigureFacts", "OperatorFacts", "PartFacts", "ProfileFacts", "SpanFacts"]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 Status = Literal["ok", "failed", "unsupported", "skipped", "out_of_memory"]
 
@@ -233,6 +234,7 @@ class Record:
     communication: list[CommunicationFacts]
     edges: list[EdgeFacts]
     operators: list[OperatorFacts]
+    parts: list[PartFacts]
     figures: list[FigureFacts]
     provenance: Provenance
 
@@ -266,6 +268,7 @@ _ROWS: dict[str, type] = {
     "communication": CommunicationFacts,
     "edges": EdgeFacts,
     "operators": OperatorFacts,
+    "parts": PartFacts,
     "figures": FigureFacts,
 }
 _PARTS = {"data": DataFacts, "parity": ParityFacts, "profile": ProfileFacts, "provenance": Provenance}

@@ -49,6 +49,22 @@ class ProfileFacts:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PartFacts:
+    """What a rank's step is made of: seconds that its operators took by themselves, one entry a watched step.
+
+    The last two are floors, of the native engine only: all products of a step with nothing else done, and all messages.
+    """
+
+    rank: int
+    products_seconds: list[float]
+    """Matrix products and attention."""
+    copies_seconds: list[float]
+    other_operators_seconds: list[float]
+    products_alone_seconds: list[float]
+    messages_alone_seconds: list[float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class OperatorFacts:
     """One distinct (operator, shapes) pair of a step on one rank, as dispatched."""
 

@@ -7,6 +7,7 @@
     plan.csv            one row a module the layout changes     operators.csv one row an operator and its shapes
     figures.csv         one row a rank and quantity: predicted, traced and measured side by side
     actions.csv         one row a rank, stage and kind of action: what one took
+    parts.csv           one row a rank whose steps were taken apart: products, copies, other operators
     pipelines.csv       one row a pipeline's run: simulated against measured (`results/pipelines.py`)
     improvements.csv    one row a pipeline, baseline and quantity: ratios (`results/improvements.py`)
     predicted.csv       one row a point of the closed forms (`results/predicted.py`), which no record stands behind
@@ -39,6 +40,7 @@ from results.schema import (
     EdgeFacts,
     FigureFacts,
     OperatorFacts,
+    PartFacts,
     PlanFacts,
     RankFacts,
     Record,
@@ -59,6 +61,7 @@ class Tables:
     edges: pd.DataFrame
     plan: pd.DataFrame
     operators: pd.DataFrame
+    parts: pd.DataFrame
     figures: pd.DataFrame
     actions: pd.DataFrame
     pipelines: pd.DataFrame
@@ -223,6 +226,7 @@ _FACTS: dict[str, type] = {
     "edges": EdgeFacts,
     "plan": PlanFacts,
     "operators": OperatorFacts,
+    "parts": PartFacts,
     "figures": FigureFacts,
     "actions": ActionFacts,
 }

@@ -104,6 +104,7 @@ def record(
         "communication": list(communication(partition, (source, target))),
         "edges": list(edges(partition, (source, target))),
         "operators": [OperatorFacts(operator="aten.mm", shapes="[32, 32] [32, 64]", phase="forward", count=4)],
+        "parts": [],
         "figures": [
             FigureFacts(
                 rank=0, quantity="forward_flops", predicted=4096, traced=4096, measured=4096, must_be_exact=True
@@ -150,6 +151,7 @@ def unsuccessful(status: Status, reason: str, layout: Layout, config: ModelConfi
         communication=[],
         edges=[],
         operators=[],
+        parts=[],
         figures=[],
     )
 
@@ -172,6 +174,7 @@ def by_another_engine(told: Record) -> Record:
         ],
         edges=[],
         operators=[],
+        parts=[],
         figures=[],
     )
 

@@ -34,6 +34,13 @@ def test_of_several_errors_the_earliest_counts() -> None:
     assert told([note(ValueError("first"), 1, 1.0), note(ValueError("second"), 0, 2.0)]).rank == 1
 
 
+def test_a_first_line_that_promises_more_is_told_with_the_next() -> None:
+    error = RuntimeError("Monitored barrier failed. Error: \n  rank 1 timed out\nstack")
+    assert note(error, 0, 1.0).error == "RuntimeError: Monitored barrier failed. Error: rank 1 timed out"
+    assert note(RuntimeError("one\ntwo"), 0, 1.0).error == "RuntimeError: one"
+    assert note(RuntimeError(""), 0, 1.0).error == "RuntimeError"
+
+
 def test_a_rank_that_was_killed_without_a_word_is_the_culprit() -> None:
     found = told([note(LOST, 0, 1.0)], {0: 1, 1: -signal.SIGSEGV})
     assert found.reason == "rank 1 during parity: killed by SIGSEGV"

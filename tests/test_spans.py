@@ -37,6 +37,7 @@ def reports() -> list[Report]:
             counted=cast(Any, None),
             steps=(step(rank, begun=10.0), step(rank, begun=20.0 + 0.25 * rank, slow=2.0), step(rank, begun=30.0)),
             block_steps=(),
+            parts=(),
             shards={},
         )
         for rank in (0, 1)

@@ -127,7 +127,7 @@ def test_the_table_names_the_worst_parameter_of_each_kind(capsys: pytest.Capture
     with mock.patch.object(verify, "Proof", Judged([parity(1e-16), parity(5e-15), parity(1e-16)])):
         answer(["verify", "--pp", "2"])
     (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("gradient  ")]
-    assert row.split()[1:4] == ["5.0e-15", "head.weight", "tiny-decoder"]
+    assert row.split()[1:4] == ["5.0e-15", "head.weight", "tiny-encoder-decoder"]
 
 
 @pytest.mark.timeout(200)

@@ -119,6 +119,17 @@ def test_an_engine_that_cannot_be_looked_into_leaves_empty_what_it_cannot_tell(
     assert read_back(other) == other
 
 
+def test_steps_are_taken_apart_where_the_experiment_asks_for_it(
+    measured: Callable[[tuple[Cell, ...]], list[Record]],
+) -> None:
+    native, *_, other = measured(cells(engine=["native", "torch"], parts=True)[:2])
+    ((mine,), (told,)) = native.parts, other.parts
+    assert (len(mine.products_seconds), len(mine.products_alone_seconds), len(mine.messages_alone_seconds)) == (3, 3, 3)
+    assert min(mine.products_seconds + mine.products_alone_seconds + told.products_seconds) > 0
+    assert (told.products_alone_seconds, told.messages_alone_seconds) == ([], [])
+    assert read_back(native) == native
+
+
 def read_back(record: Record) -> Record:
     """The record as a reader gets it from its file."""
     return Record.from_dict(json.loads(json.dumps(record.to_dict())))
