@@ -2,9 +2,8 @@
 
     one step, watched  ->  its products and its communication, in their order  ->  each list alone, with other numbers
 
-A product is repeated on tensors of the same shapes and strides, a message with the same group and bytes. Collectives
-are waited for at once, so that what a step hides behind computation shows here; sends and receives at the end, because
-a stage posts a receive before it sends what that waits for. All ranks of a world repeat their lists at the same time.
+A product is repeated on tensors of the same shapes and strides, a message with the same group and bytes, and what a
+step hides behind computation shows here. All ranks of a world repeat their lists at the same time.
 Left out: what a step adds to this floor (`launch/parts.py`).
 """
 
@@ -12,18 +11,11 @@ import time
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel.operators import multiplies
-from parallel.recorder import is_communication
-
-Call = tuple[Any, Any, Any]
-"""Operator, arguments, keyword arguments."""
-
-
-_ONE_TO_ONE = frozenset({"send", "recv_"})
+from parallel.recorder import Call, is_communication, issue_again
 
 
 class Floor(TorchDispatchMode):
@@ -72,15 +64,6 @@ class Floor(TorchDispatchMode):
 
     def time_messages(self) -> float:
         """Seconds of all messages. Collective."""
-        under_way = []
         start = time.perf_counter()
-        for func, args, kwargs in self.messages:
-            returned = func(*args, **kwargs)
-            work = dist.Work.unbox(returned[-1] if isinstance(returned, tuple) else returned)
-            if func.overloadpacket.__name__ in _ONE_TO_ONE:
-                under_way.append(work)
-            else:
-                work.wait()
-        for work in under_way:
-            work.wait()
+        issue_again(self.messages)
         return time.perf_counter() - start

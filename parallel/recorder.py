@@ -8,16 +8,19 @@ Control messages between steps are collectives too: record a step, not what is a
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import _resolve_process_group
+from torch._C._distributed_c10d import Work, _resolve_process_group
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from parallel.ledger import Event, Operation
+
+Call = tuple[Any, Any, Any]
+"""An operator with its arguments, by place and by name."""
 
 _OPERATIONS: dict[str, Operation] = {
     "allreduce_": "all_reduce",
@@ -39,6 +42,7 @@ _OPERATIONS: dict[str, Operation] = {
 _NOTHING_SENT = frozenset({"wait_tensor", "_wrap_tensor_autograd"})
 _COALESCED = frozenset({"allreduce_coalesced_"})
 """Their payload is all of the tensors that the operator gets."""
+_ONE_TO_ONE = frozenset({"send", "recv_"})
 _LARGEST = frozenset({"all_gather", "reduce_scatter"})
 """Their payload is the larger of the two tensors that the operator gets."""
 
@@ -46,6 +50,24 @@ _LARGEST = frozenset({"all_gather", "reduce_scatter"})
 def is_communication(func: Any) -> bool:
     """Whether an operator sends, receives or both, and gives work to wait for."""
     return func.namespace == "c10d" and func.overloadpacket.__name__ in _OPERATIONS
+
+
+def issue_again(calls: Iterable[Call]) -> None:
+    """Sends and receives once more, outside of any ledger. Collective: every rank of the world repeats its own list.
+
+    Collectives are waited for one by one; messages between two ranks at the end, because a stage posts a receive before
+    it sends what that waits for.
+    """
+    under_way = []
+    for func, args, kwargs in calls:
+        returned = func(*args, **kwargs)
+        work = Work.unbox(returned[-1] if isinstance(returned, tuple) else returned)
+        if func.overloadpacket.__name__ in _ONE_TO_ONE:
+            under_way.append(work)
+        else:
+            work.wait()
+    for work in under_way:
+        work.wait()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -60,12 +60,8 @@ class Quantities:
 
 _BUSY = ("forward_busy_seconds", "backward_busy_seconds")
 _STATE = (
-    "parameters",
-    "parameter_bytes",
-    "gradient_bytes",
-    "optimizer_bytes",
-    "peak_saved_bytes",
-    "peak_allocated_bytes",
+    *("parameters", "parameter_bytes", "gradient_bytes", "optimizer_bytes"),
+    *("peak_saved_bytes", "peak_allocated_bytes"),
 )
 
 QUANTITIES = {
@@ -111,6 +107,11 @@ QUANTITIES = {
     "operators": Quantities(marker="operator", row=("operator", "shapes", "phase"), exact=("count",)),
     "figures": Quantities(marker="traced", row=("rank", "quantity"), exact=("predicted", "traced", "measured")),
     "actions": Quantities(marker="wall_seconds", row=("rank", "stage", "kind"), times=("busy_seconds", "wall_seconds")),
+    "parts": Quantities(
+        marker="copies_seconds",
+        row=("rank",),
+        times=("products_seconds", "copies_seconds", "other_operators_seconds"),
+    ),
     "pipelines": Quantities(
         marker="over_ideal", row=(), times=("measured_seconds", "played_seconds", "busiest_rank_seconds")
     ),

@@ -14,12 +14,11 @@ from launch.cell import Cell
 from launch.data import Batches
 from launch.engine_run import Counted
 from launch.env import World, world
-from launch.experiment import resolve
 from launch.facts import positions
 from launch.measure import Parities, Run
 from launch.parity import Parity, Worst
 from launch.progress import Place, num_steps, read_lines
-from launch.record import is_measured, make_record, read_record, record_path, write_record
+from launch.record import read_record
 from launch.worker import Worker, expect_all
 from models.batch import synthetic_batch
 from models.costs import block_costs, forward_flops, parameter_counts
@@ -29,24 +28,8 @@ from parallel.mesh import Coordinate
 from parallel.plans import plan
 from parallel.recorder import Recorder
 from results.schema import ActionFacts, BlockFacts, RankFacts, Record, StageFacts
+from tests.small_cells import cells
 from tests.small_models import small_config
-
-SIZES: dict[str, Any] = {"width": 8, "num_heads": 2, "ffn_width": 16, "vocabulary": 40, "max_length": 16}
-
-
-def cells(**settings: Any) -> tuple[Cell, ...]:
-    """A cell of an encoder-decoder and one of its twin, on one rank with two microbatches."""
-    table: dict[str, Any] = {
-        "name": "one",
-        "repeats": 3,
-        "models": {
-            "pair": {"architecture": "encoder_decoder", "num_encoder_blocks": 2, "num_decoder_blocks": 1, **SIZES},
-            "single": {"twin_of": "pair", "architecture": "decoder_only"},
-        },
-        "data": {"tokens": {"text": "synthetic", "sequences": 4, "source_length": 6, "target_length": 5}},
-        "layouts": [{"microbatches": 2}],
-    }
-    return resolve({**table, **settings}).cells
 
 
 def worker(here: World, chosen: tuple[Cell, ...], folder: Path) -> Worker:
@@ -291,40 +274,3 @@ def test_positions_of_the_ranks_add_up_to_those_of_the_streams() -> None:
     for pp, lengths, padded in ((0, batch.source_lengths, 8), (1, batch.target_lengths, 6)):
         assert told[pp, 0][0] + told[pp, 1][0] == sum(lengths)
         assert sum(told[pp, 0]) == sum(told[pp, 1]) == 3 * padded // 2
-
-
-def test_the_record_of_a_refused_cell_is_kept(tmp_path: Path) -> None:
-    cell = dataclasses.replace(cells()[0], refusal="no")
-    write_record(tmp_path, cell, make_record(cell, fingerprint="f", status="unsupported", reason="no"))
-    assert is_measured(tmp_path, cell, fingerprint="f", backend="gloo")
-
-
-def test_only_a_good_record_of_just_this_cell_and_backend_is_kept(tmp_path: Path) -> None:
-    cell = cells()[0]
-    assert not is_measured(tmp_path, cell, fingerprint="f", backend="gloo")
-    write_record(tmp_path, cell, make_record(cell, fingerprint="f", status="ok", backend="gloo"))
-    assert is_measured(tmp_path, cell, fingerprint="f", backend="gloo")
-    assert not is_measured(tmp_path, cell, fingerprint="g", backend="gloo")
-    assert not is_measured(tmp_path, cell, fingerprint="f", backend="nccl")
-    write_record(tmp_path, cell, make_record(cell, fingerprint="f", status="failed", backend="gloo"))
-    assert not is_measured(tmp_path, cell, fingerprint="f", backend="gloo")
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[1, 2]", '{"schema_version": 1}', "half"])
-def test_a_file_that_is_no_record_is_not_kept(text: str, tmp_path: Path) -> None:
-    cell = cells()[0]
-    write_record(tmp_path, cell, make_record(cell, fingerprint="f", status="ok", backend="gloo"))
-    path = record_path(tmp_path, cell)
-    whole = path.read_text(encoding="utf-8")
-    path.write_text(whole[: len(whole) // 2] if text == "half" else text, encoding="utf-8")
-    assert read_record(tmp_path, cell) is None
-    assert not is_measured(tmp_path, cell, fingerprint="f", backend="gloo")
-
-
-def test_a_record_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
-    cell = cells()[0]
-    write_record(tmp_path, cell, make_record(cell, fingerprint="f", status="ok"))
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        write_record(tmp_path, cell, make_record(cell, fingerprint="g", status="ok", loss=math.nan))
-    assert json.loads(record_path(tmp_path, cell).read_text(encoding="utf-8"))["fingerprint"] == "f"
-    assert list(record_path(tmp_path, cell).parent.iterdir()) == [record_path(tmp_path, cell)]
