@@ -17,6 +17,7 @@ COMMANDS = {
     "verify": ("launch.verify:verify_command", "Prove that layouts equal one process."),
     "capabilities": ("launch.capabilities:capabilities_command", "Tell what each engine can do, by running it."),
     "bench": ("launch.bench:bench_command", "Measure engines in turns, each against the best other."),
+    "ds-config": ("launch.ds_configs:ds_config_command", "Write what DeepSpeed reads of an experiment's cells."),
     "compare": ("results.commands:compare_command", "Put two runs side by side, with intervals."),
     "report": ("results.commands:report_command", "Write tables, pictures and verdicts from records."),
     "claims": ("results.commands:claims_command", "List the claims and how each is judged."),

@@ -1,10 +1,14 @@
 """Is the ds_config.json that is written what the engine runs with?"""
 
+import csv
+import io
 import json
 from pathlib import Path
 
 import pytest
 
+from launch.cli import answer
+from launch.experiment import load
 from parallel.engines.deepspeed_config import ds_config, write_ds_config
 from parallel.layouts import Layout
 
@@ -33,3 +37,35 @@ def test_a_ragged_step_has_no_config(tmp_path: Path) -> None:
             optimizer="sgd",
             learning_rate=0.5,
         )
+
+
+EXPERIMENT = """
+name = "one"
+engine = ["native", "deepspeed"]
+learning_rate = 0.5
+models.pair = {architecture = "encoder_decoder", width = 8, num_heads = 2, ffn_width = 16, num_encoder_blocks = 2, \
+num_decoder_blocks = 3, vocabulary = 40, max_length = 16}
+data.text = {text = "synthetic", sequences = 14, source_length = 6, target_length = 4}
+layouts = [{pp = 2, microbatches = 7}, {dp = 2, zero = 2, microbatches = 7}, {dp = 2, microbatches = 4}, {tp = 2}]
+"""
+
+
+def test_every_cell_of_an_experiment_is_a_file_or_a_row_that_says_why_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one.toml").write_text(EXPERIMENT, encoding="utf-8")
+    arguments = [str(tmp_path / "one.toml"), "--out", str(tmp_path / "made" / "configs"), "--format", "csv"]
+    assert answer(["ds-config", *arguments]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["status"] for row in rows] == ["ok", "ok", "unsupported", "unsupported"]
+    assert [row["cell"] for row in rows] == [
+        cell.name for cell in load(tmp_path / "one.toml").cells if cell.engine == "native"
+    ]
+    assert (rows[0]["num_stages"], rows[0]["first_blocks"]) == ("2", "0 3")
+    assert "are 2, 2, 2, 1: a ds_config.json has one size" in rows[2]["reason"]
+    assert rows[3]["reason"].startswith("deepspeed's AutoTP")
+    written = [json.loads(Path(row["file"]).read_text(encoding="utf-8")) for row in rows[:2]]
+    assert [config["train_batch_size"] for config in written] == [14, 14]
+    assert [config["train_micro_batch_size_per_gpu"] for config in written] == [2, 1]
+    assert [config["zero_optimization"]["stage"] for config in written] == [0, 2]
+    assert len(list((tmp_path / "made" / "configs").iterdir())) == 2
