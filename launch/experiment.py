@@ -178,6 +178,8 @@ def effective(layout: Layout, config: ModelConfig) -> Layout:
     changes: dict[str, Any] = {}
     if layout.tp == 1 or not config.has_cross_attention:
         changes["memory_gather"] = "per_stage"
+    if not layout.sp:
+        changes["saved_input"] = "shard"
     if layout.pp == 1 or (layout.cut == "aligned" and not config.has_cross_attention):
         changes["cut"] = "even"
     if layout.pp == 1 or not config.has_cross_attention:

@@ -5,7 +5,17 @@ from typing import Any, TypeVar, get_args
 
 import click
 
-from parallel.layouts import AttentionKernel, Cut, Layout, MemoryGather, NamedCut, Recompute, Schedule, Transport
+from parallel.layouts import (
+    AttentionKernel,
+    Cut,
+    Layout,
+    MemoryGather,
+    NamedCut,
+    Recompute,
+    SavedInput,
+    Schedule,
+    Transport,
+)
 from parallel.placement import Placement
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -30,6 +40,13 @@ _OPTIONS = (
     click.option(
         "--memory-gather", type=click.Choice(get_args(MemoryGather)), default=_DEFAULT.memory_gather, show_default=True
     ),
+    click.option(
+        "--saved-input",
+        type=click.Choice(get_args(SavedInput)),
+        default=_DEFAULT.saved_input,
+        show_default=True,
+        help="Under --sp: what products keep of the inputs that they gather.",
+    ),
     click.option("--recompute", type=click.Choice(get_args(Recompute)), default=_DEFAULT.recompute, show_default=True),
     click.option(
         "--attention", type=click.Choice(get_args(AttentionKernel)), default=_DEFAULT.attention, show_default=True
@@ -47,6 +64,7 @@ LAYOUT_OPTIONS = (
     "placement",
     "transport",
     "memory_gather",
+    "saved_input",
     "recompute",
     "attention",
 )

@@ -76,6 +76,7 @@ OPTIONS: dict[str, tuple[Value, ...]] = {
     "kv_heads": (4, 2, 1),
     "recompute": ("none", "selective", "full"),
     "memory_gather": ("per_stage", "per_block"),
+    "saved_input": ("shard", "whole"),
     "attention": ("fused", "materialised"),
     "norm": ("layernorm", "rmsnorm"),
     "norm_position": ("pre", "post"),
@@ -118,6 +119,11 @@ RULES = (
         "a mixed stage needs more blocks than stages",
         ("mesh", "cut", "blocks"),
         lambda mesh, cut, blocks: cut != "mixed" or _num_stages(mesh) < sum(_BLOCKS[blocks]),
+    ),
+    Rule(
+        "only what sp makes products gather is kept whole",
+        ("mesh", "saved_input"),
+        lambda mesh, saved_input: saved_input == "shard" or "sp" in _MESHES[mesh],
     ),
     Rule(
         "source embeddings are tied in an encoder_decoder only",
@@ -175,6 +181,7 @@ def case(choice: Mapping[str, Value]) -> Case:
         cut=_cut(str(choice["cut"]), config, layout_fields.get("pp", 1) * schedule_fields.get("chunks", 1)),
         transport=choice["transport"],  # type: ignore[arg-type]
         memory_gather=choice["memory_gather"],  # type: ignore[arg-type]
+        saved_input=choice["saved_input"],  # type: ignore[arg-type]
         recompute=choice["recompute"],  # type: ignore[arg-type]
         attention=choice["attention"],  # type: ignore[arg-type]
     )

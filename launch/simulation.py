@@ -77,7 +77,8 @@ class Simulated:
             **{key: layout.to_dict()[key] for key in ("tp", "sp", "pp", "dp", "zero", "microbatches", "schedule")},
             "cut": layout.cut if isinstance(layout.cut, str) else ",".join(map(str, layout.cut)),
             **{
-                key: layout.to_dict()[key] for key in ("chunks", "placement", "transport", "memory_gather", "recompute")
+                key: layout.to_dict()[key]
+                for key in ("chunks", "placement", "transport", "memory_gather", "saved_input", "recompute")
             },
             "status": "unsupported" if time is None else "ok",
             "reason": self.refusal,
@@ -103,7 +104,7 @@ class Simulated:
 COLUMNS = (
     *("cell", "model", "architecture", "data", "machine", "num_ranks"),
     *("tp", "sp", "pp", "dp", "zero", "microbatches", "schedule", "cut", "chunks", "placement", "transport"),
-    *("memory_gather", "recompute", "status", "reason"),
+    *("memory_gather", "saved_input", "recompute", "status", "reason"),
     *("step_seconds", "pipeline_seconds", "gradient_seconds", "update_seconds", "bubble", "imbalance"),
     *("peak_bytes", "capacity_bytes", "fits", "model_flops", "model_flops_utilisation"),
 )

@@ -13,9 +13,9 @@ things:
 The input's half of a split backward leaves behind what products wait for (`parallel/halves.py`): at any point of it
 there is besides all that later products have left, which may be more than what was let go.
 
-Kept once for all blocks of a stack: the memory, tensors of masks. Kept once for all microbatches too: the sines and
-cosines of rope. What is received over an edge is the input of the stage's first block; what is sent is kept by nobody
-here.
+Kept once for all blocks of a stack: the memory (what a block gathers and keeps whole is its own), tensors of masks.
+Kept once for all microbatches too: the sines and cosines of rope. What is received over an edge is the input of the
+stage's first block; what is sent is kept by nobody here.
 
 The peak of a step plays the rank's row of the schedule: every forward adds a microbatch, every backward takes one
 away, and may stand on top of the others by what its recomputation needs.
@@ -208,8 +208,13 @@ def _block(tape: _Tape, micro: Microbatch, side: Side, *, is_first: bool) -> Non
 
 
 def _is_input_kept(micro: Microbatch) -> bool:
-    """Whether a sublayer keeps its very input: its norm does, or the projection where the norm comes later."""
-    return micro.config.norm_position == "post" or keeps.norm_keeps_input(micro)
+    """Whether a sublayer keeps its very input: its norm does, or the projection where the norm comes later.
+
+    Of an input that is kept whole, a projection keeps a gathered copy.
+    """
+    if micro.config.norm_position == "post":
+        return not micro.share.layout.keeps_whole_inputs
+    return keeps.norm_keeps_input(micro)
 
 
 def _is_embedded_kept(micro: Microbatch) -> bool:
@@ -222,7 +227,7 @@ def _is_embedded_kept(micro: Microbatch) -> bool:
 
 def _sublayers(tape: _Tape, micro: Microbatch, side: Side, *, is_first: bool) -> None:
     """What a block keeps whose forward is not a region of its own."""
-    hidden = micro.hidden_bytes(side)
+    entering = micro.input_bytes(side)
     has_cross_attention = side == "decoder" and micro.config.has_cross_attention
     is_pre_norm = micro.config.norm_position == "pre"
     for part in ("self_attention", "cross_attention", "ffn"):
@@ -230,7 +235,7 @@ def _sublayers(tape: _Tape, micro: Microbatch, side: Side, *, is_first: bool) ->
             continue
         tape.keep("norms", keeps.norm_bytes(micro, side) * is_pre_norm)
         tape.owe(sum(waiting_bytes(micro, side, product) for product in _ENTERING[part]))
-        tape.keep(part, hidden)
+        tape.keep(part, entering)
         if part == "ffn":
             tape.owe(waiting_bytes(micro, side, "down"))
             tape.keep(part, keeps.ffn_bytes(micro, side))
@@ -245,10 +250,13 @@ def _attention(tape: _Tape, micro: Microbatch, side: Side, part: str, *, is_firs
     is_self = part == "self_attention"
     core = Core(micro=micro, attention="self" if is_self else "cross", side=side)
     is_region = micro.share.layout.recompute == "selective"
+    if not is_self and micro.block_memory_bytes:
+        tape.owe(micro.block_memory_bytes)
+        tape.keep("memory", micro.block_memory_bytes)
     if is_first:
         if is_self:
             tape.keep_shared(part, side, _rope_bytes(micro, side))
-        else:
+        elif not micro.block_memory_bytes:
             _memory(tape, micro)
         # Only the fused kernel and a region keep the mask's tensor; adding it to scores keeps nothing.
         mask = keeps.mask_bytes(micro, side) if is_self else keeps.memory_mask_bytes(micro)
@@ -264,7 +272,8 @@ def _attention(tape: _Tape, micro: Microbatch, side: Side, part: str, *, is_firs
 
 def _memory(tape: _Tape, micro: Microbatch) -> None:
     """Kept once by all blocks that read it, and for the gradients of their keys' and values' weights."""
-    tape.owe(micro.memory_bytes)
+    if not micro.block_memory_bytes:
+        tape.owe(micro.memory_bytes)
     tape.keep("memory", micro.memory_bytes)
 
 

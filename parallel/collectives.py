@@ -79,7 +79,7 @@ class _ScatterSequence(torch.autograd.Function):
 
 
 def enter(tensor: Tensor, entering: Entering, comm: Comm, site: Site) -> Tensor:
-    """What a plan's `entering` says, for a tensor [L, ...] (a shard of it under `gather`)."""
+    """What a plan's `entering` says, for a tensor [L, ...] (a shard of it where it is gathered)."""
     if entering == "none" or comm.size("tp") == 1:
         return tensor
     function = _Copy if entering == "copy" else _GatherSequence

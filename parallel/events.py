@@ -6,6 +6,7 @@ tp:
     module                            forward                 backward
     colwise, copy (tp)                                        all-reduce M
     colwise, gather (sp)              all-gather M            all-gather M (its shard again), reduce-scatter M
+    colwise, gather_once (sp)         all-gather M            reduce-scatter M
     rowwise, reduce / scatter         all-reduce M / reduce-scatter M        - / all-gather M
     token embedding                   the same as rowwise
     memory, once a stage              - / all-gather M        all-reduce M / reduce-scatter M
@@ -82,10 +83,16 @@ def _microbatch_events(share: Share, shape: StepShape, size: int, entries: list[
 
 def _entry_operations(entry: Entry, *, is_again: bool) -> Iterator[tuple[Operation, Phase]]:
     """Collectives of one module for one microbatch: those of its forward, repeated by recomputation, and backward."""
-    forward: dict[str, Operation] = {"gather": "all_gather", "reduce": "all_reduce", "scatter": "reduce_scatter"}
+    forward: dict[str, Operation] = {
+        "gather": "all_gather",
+        "gather_once": "all_gather",
+        "reduce": "all_reduce",
+        "scatter": "reduce_scatter",
+    }
     backward: dict[str, tuple[Operation, ...]] = {
         "copy": ("all_reduce",),
         "gather": ("reduce_scatter",) if entry.style == "memory_entry" else ("all_gather", "reduce_scatter"),
+        "gather_once": ("reduce_scatter",),
         "scatter": ("all_gather",),
     }
     for choice in (entry.entering, entry.leaving):

@@ -13,8 +13,9 @@ of the memory), l = L / t under sequence parallelism, with N heads, K KV heads, 
     head             l b D                   L b V               transform: l b D and l b D besides
     features         S b E                   S b D
 
-All in elements of e bytes. Source: the split itself, Qi et al. 2023 (arXiv 2401.10241). Left out: what the first half
-holds for a moment only.
+All in elements of e bytes. Where inputs that are gathered are kept whole (`saved_input` of a layout), x has L for l in
+qkv, query, up and head, and each block's keys and values have a memory S b D of their own if each gathers it. Source:
+the split itself, Qi et al. 2023 (arXiv 2401.10241). Left out: what the first half holds for a moment only.
 """
 
 from typing import Literal
@@ -26,20 +27,25 @@ Product = Literal["qkv", "query", "kv", "output", "up", "down", "head", "feature
 
 
 def waiting_bytes(micro: Microbatch, side: Side, product: Product) -> int:
-    """Kept of one microbatch for the weight's gradient of a product, but for the memory, which all `kv` share."""
+    """Kept of one microbatch for the weight's gradient of a product, but for the memory."""
     share, config = micro.share, micro.config
     width, query, key = config.width, share.num_heads * config.head_width, share.num_kv_heads * config.head_width
     up = (2 if config.is_gated else 1) * share.ffn_width
-    # Elements of a position that are whole on every rank, and tensors that sp shards.
-    whole, num_sharded = {
-        "qkv": (query + 2 * key, 1),
-        "query": (query, 1),
-        "kv": (2 * key, 0),
-        "output": (query + width, 0),
-        "up": (up, 1),
-        "down": (share.ffn_width + width, 0),
-        "head": (share.vocabulary("head.weight") if share.has_head else 0, 3 if config.head_transform else 1),
-        "features": (config.feature_width + width, 0),
+    # Elements of a position that are whole on every rank.
+    whole = {
+        "qkv": query + 2 * key,
+        "query": query,
+        "kv": 2 * key,
+        "output": query + width,
+        "up": up,
+        "down": share.ffn_width + width,
+        "head": share.vocabulary("head.weight") if share.has_head else 0,
+        "features": config.feature_width + width,
     }[product]
     positions = micro.positions("encoder" if product == "kv" else side)
-    return positions * whole * micro.element_bytes + num_sharded * micro.hidden_bytes(side)
+    waiting = positions * whole * micro.element_bytes
+    if product in ("qkv", "query", "up", "head"):
+        waiting += micro.input_bytes(side)
+    if product == "head" and config.head_transform:
+        waiting += 2 * micro.hidden_bytes(side)
+    return waiting

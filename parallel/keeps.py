@@ -7,11 +7,11 @@ accumulated.
 
     norm          layernorm: input l b D e, mean and deviation 2 l b e
                   rmsnorm: input l b D a, deviation l b a, normalised l b D a (float32 copies of half precision)
-    projection    its input l b D e (under sp the shard, which is gathered again)
+    projection    its input l b D e (under sp the shard, which is gathered again; the whole, L b D e, if that is kept)
     ffn           up L b F e, activation L b F e; relu its result only; gated: up 2 L b F e, activated gate, product
     dropout       one byte an element, and what it leaves where a product keeps that
     embedding     ids 8 L b; dealt over ranks also L b of flags; token types 8 L b; features S b E e
-    head          its input l b D e; transform: its input and one or two hidden states, and a norm
+    head          its input, as a projection; transform: its input and one or two hidden states, and a norm
     loss          whole vocabulary: log-probabilities L b V a, labels 8 L b, one scalar a
                   dealt out: probabilities L b V e, labels 8 L b, two flags a position
 
@@ -63,14 +63,27 @@ class Microbatch:
         """Hidden states, l b D e, between sharded products."""
         return self.sharded_positions(side) * self.config.width * self.element_bytes
 
+    def input_bytes(self, side: Side) -> int:
+        """What a product that sp makes gather its input keeps of it: the shard, or the whole."""
+        if not self.share.layout.keeps_whole_inputs:
+            return self.hidden_bytes(side)
+        return self.positions(side) * self.config.width * self.element_bytes
+
     @property
     def memory_bytes(self) -> int:
-        """The memory as key-value products keep it: gathered S b D e, or the shard that is gathered for each block."""
+        """The memory as it comes to the blocks: gathered S b D e, or the shard that is gathered for each block."""
         layout = self.share.layout
         positions = (
             self.positions("encoder") if layout.memory_gather == "per_stage" else self.sharded_positions("encoder")
         )
         return positions * self.config.width * self.element_bytes
+
+    @property
+    def block_memory_bytes(self) -> int:
+        """What each block's key-value product keeps of the memory alone; else all keep the one that comes to them."""
+        layout = self.share.layout
+        is_own = layout.keeps_whole_inputs and layout.memory_gather == "per_block"
+        return self.input_bytes("encoder") * is_own
 
     @property
     def has_masked_keys(self) -> bool:
@@ -166,11 +179,11 @@ def memory_mask_bytes(micro: Microbatch) -> int:
 
 def head_bytes(micro: Microbatch, side: Side) -> int:
     """Kept by the head but for the norm of its transform: the product's input, and the transform's own states."""
-    config, hidden = micro.config, micro.hidden_bytes(side)
+    config, hidden, entering = micro.config, micro.hidden_bytes(side), micro.input_bytes(side)
     if not config.head_transform:
-        return hidden
+        return entering
     # The dense map keeps its input; the activation its input, or if it is relu its result, which the norm keeps too.
-    return 2 * hidden + (0 if config.activation == "relu" and norm_keeps_input(micro) else hidden)
+    return entering + hidden + (0 if config.activation == "relu" and norm_keeps_input(micro) else hidden)
 
 
 def loss_bytes(micro: Microbatch, side: Side) -> int:

@@ -16,6 +16,7 @@ from parallel.placement import Placement, check_chunks
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zb_h1", "zb_h2", "zb_v", "list"]
 Transport = Literal["relay", "direct"]
 MemoryGather = Literal["per_block", "per_stage"]
+SavedInput = Literal["shard", "whole"]
 Recompute = Literal["none", "selective", "full"]
 AttentionKernel = Literal["fused", "materialised"]
 NamedCut = Literal["even", "aligned", "parameters", "flops", "times", "memory"]
@@ -46,6 +47,9 @@ class Layout:
     in the flat block list, encoder first. `chunks` stages a pipeline rank are dealt out by `placement`; `transport` is
     the way of the memory to the decoder's stages. `sp` is sequence parallelism of the
     Megatron kind, on the tp axis; `cp` shards it on an axis of its own. `zero` is the ZeRO stage over dp.
+    `saved_input` is what a product keeps of the input that sp made it gather: the `shard`, which its backward gathers
+    again, or the `whole`, which costs bytes instead. It is the native engine's choice: DTensor keeps the whole whatever
+    is said here. Without sp nothing is gathered, and either is the same.
     `microbatches` is their number per step and data-parallel rank. What an engine cannot run can still be accounted.
     """
 
@@ -62,6 +66,7 @@ class Layout:
     placement: Placement = "linear"
     transport: Transport = "relay"
     memory_gather: MemoryGather = "per_stage"
+    saved_input: SavedInput = "shard"
     recompute: Recompute = "none"
     attention: AttentionKernel = "fused"
 
@@ -74,6 +79,7 @@ class Layout:
             ("schedule", Schedule),
             ("transport", Transport),
             ("memory_gather", MemoryGather),
+            ("saved_input", SavedInput),
             ("recompute", Recompute),
             ("attention", AttentionKernel),
         ):
@@ -124,6 +130,11 @@ class Layout:
         return self.pp * self.chunks
 
     @property
+    def keeps_whole_inputs(self) -> bool:
+        """Whether products keep the inputs that they gather."""
+        return self.sp and self.saved_input == "whole"
+
+    @property
     def needs_profile(self) -> bool:
         """Whether its stages or its schedule depend on what blocks cost."""
         return self.cut in COSTED_CUTS or self.schedule == "list"
@@ -133,7 +144,9 @@ class Layout:
         """Short and unique text form, e.g. `tp2 sp pp2(aligned) dp1 m4 1f1b per_stage`; chunks `pp2x2(even) folded`."""
         cut = self.cut if isinstance(self.cut, str) else ",".join(map(str, self.cut))
         chunks = f"x{self.chunks}" if self.chunks > 1 else ""
-        parts = [f"tp{self.tp}", "sp" if self.sp else "", f"pp{self.pp}{chunks}({cut})"]
+        parts = [f"tp{self.tp}", "sp" if self.sp else ""]
+        parts += [self.saved_input] if self.saved_input != "shard" else []
+        parts += [f"pp{self.pp}{chunks}({cut})"]
         parts += [self.placement] if self.placement != "linear" else []
         parts += [self.transport] if self.transport != "relay" else []
         parts += [f"dp{self.dp}"]

@@ -8,6 +8,9 @@ shards what lies between (Korthikanti et al. 2022, arXiv 2205.05198):
     tp           copy    nothing fwd, all-reduce bwd       reduce   all-reduce fwd, nothing bwd
     tp + sp      gather  all-gather fwd, reduce-scatter    scatter  reduce-scatter fwd, all-gather bwd
 
+A product whose input enters by `gather` keeps the shard, and gathers it again for its weight's gradient; by
+`gather_once` it keeps the whole (`saved_input` of a layout), all else is as in `gather`.
+
 With tp = 1 a plan has no entries: degree 1 changes no module. Which entries an architecture has is told by the
 builders in `parallel/plans.py`.
 """
@@ -36,7 +39,7 @@ Style = Literal[
     "sequence_replicated",
     "sharded_dropout",
 ]
-Entering = Literal["none", "copy", "gather"]
+Entering = Literal["none", "copy", "gather", "gather_once"]
 Leaving = Literal["none", "reduce", "scatter"]
 StreamName = Literal["source", "memory", "target", "none"]
 

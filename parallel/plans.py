@@ -85,6 +85,9 @@ def _listed(config: ModelConfig, layout: Layout, cut: tuple[Stage, ...], profile
 
 
 def _entering(layout: Layout) -> Entering:
+    """How a product's input enters."""
+    if layout.keeps_whole_inputs:
+        return "gather_once"
     return "gather" if layout.sp else "copy"
 
 
@@ -237,7 +240,13 @@ def encoder_decoder(config: ModelConfig, layout: Layout) -> tuple[Entry, ...]:
     entries += _embedding(config, layout, "decoder", "target")
     if layout.memory_gather == "per_stage":
         entries.append(
-            Entry(module="decoder.memory", style="memory_entry", stream="memory", entering=_entering(layout))
+            # No product: it keeps nothing, and is gathered once whatever products keep.
+            Entry(
+                module="decoder.memory",
+                style="memory_entry",
+                stream="memory",
+                entering="gather" if layout.sp else "copy",
+            )
         )
     for index in range(config.num_decoder_blocks):
         block = f"decoder.block.{index}"

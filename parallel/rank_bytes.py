@@ -131,7 +131,8 @@ class RankBytes:
         encoder = max(0, min(stage.last, middle) - stage.first)
         ends = (stage.first == 0, stage.first <= middle < stage.last, stage.first < middle <= stage.last)
         slices = (encoder, stage.num_blocks - encoder, *ends, stage.last == end)
-        key = (*slices, layout.tp, layout.sp, layout.recompute, layout.memory_gather, layout.attention, size)
+        options = (layout.sp, layout.recompute, layout.memory_gather, layout.saved_input, layout.attention)
+        key = (*slices, layout.tp, *options, size)
         if key not in self._saved:
             alone = Stage(index=0, first=stage.first, last=stage.last, inputs=(), outputs=())
             shape = StepShape(

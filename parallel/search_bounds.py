@@ -70,7 +70,7 @@ class Bounds:
     def profile(self, layout: Layout) -> Profile:
         """Seconds of the pieces, as `machine_profile` tells them."""
         size = self.question.size(layout)
-        key = (layout.tp, layout.sp, layout.recompute, layout.memory_gather, layout.attention, size)
+        key = (layout.tp, *_inside(layout), size)
         link = self._slowest(layout.tp, layout.pp, layout.dp)
         if (*key, link) not in self._profiles:
             if key not in self._profiles:
@@ -90,7 +90,7 @@ class Bounds:
         if profile is not None:
             key += (layout.tp, layout.microbatches if layout.schedule == "list" else 0)
         if profile is not None and layout.cut != "parameters":
-            key += (layout.sp, layout.recompute, layout.memory_gather, layout.attention, profile.num_sequences)
+            key += (*_inside(layout), profile.num_sequences)
         if profile is not None and layout.cut in ("aligned", "times"):
             key += (profile.transfer_cost, layout.transport)
         if key not in self._cuts:
@@ -265,3 +265,8 @@ class Bounds:
             latency = machine.collective_seconds(operation, 0, group)
             costs.append((latency, (machine.collective_seconds(operation, dp, group) - latency) / dp))
         return min(latency for latency, _ in costs), min(per_byte for _, per_byte in costs)
+
+
+def _inside(layout: Layout) -> tuple[object, ...]:
+    """What changes the cost of a block, but for tp."""
+    return (layout.sp, layout.recompute, layout.memory_gather, layout.saved_input, layout.attention)

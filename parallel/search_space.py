@@ -6,7 +6,8 @@
 A step is `num_sequences` over all devices, dealt evenly: dp ranks, microbatches, b sequences each. tp stays within a
 node. What cannot matter is left at its default, so that no layout is tried twice: one stage a pipeline has one schedule
 and cut, a model without memory gathers and sends none. Any field of a layout can be given; then only its value is
-tried. Left out: context parallelism, explicit cuts, schedules `list`, which cost too much to be tried everywhere
+tried. Products keep shards of their inputs unless `saved_input` is given: it would make as many frames again. Left
+out: context parallelism, explicit cuts, schedules `list`, which cost too much to be tried everywhere
 (`parallel/search.py` makes some), and who runs what: ZeRO needs the engine `deepspeed`.
 """
 
@@ -120,7 +121,10 @@ class Question:
             ):
                 if (sp and not is_sharded) or (zero and degrees.dp == 1):
                     continue
-                yield degrees.replace(sp=sp, memory_gather=gather, recompute=recompute, zero=zero, **fixed)
+                saved_input = self.fixed.get("saved_input", "shard") if sp else "shard"
+                yield degrees.replace(
+                    sp=sp, memory_gather=gather, saved_input=saved_input, recompute=recompute, zero=zero, **fixed
+                )
 
     # ---- pipelines ----------------------------------------------------------------------------------------------
 

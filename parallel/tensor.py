@@ -6,8 +6,8 @@
 A column-parallel product is one autograd function, so that a collective of the backward runs behind the matrix product
 that does not need it: the input's gradient is on its way while the weight's is computed, and under sequence parallelism
 the saved shard of the input, 1/t of it, is gathered again behind the input gradient's product (arXiv 2205.05198,
-section 4.2.2). Modules with a `deferral` split their backward (`parallel/deferral.py`). Left out: embedding, head and
-loss (`parallel/vocabulary.py`).
+section 4.2.2), unless the plan has the gathered input kept (`gather_once`). Modules with a `deferral` split their
+backward (`parallel/deferral.py`). Left out: embedding, head and loss (`parallel/vocabulary.py`).
 """
 
 from typing import Any
@@ -20,6 +20,9 @@ from parallel.collectives import enter, leave
 from parallel.comm import Comm, Site
 from parallel.deferral import Deferral, Gather, product
 from parallel.plan import Entering, Entry
+
+_GATHERING = ("gather", "gather_once")
+"""Ways in which a shard of a sequence enters."""
 
 
 class _ColumnProduct(torch.autograd.Function):
@@ -36,12 +39,13 @@ class _ColumnProduct(torch.autograd.Function):
         site: Site,
         deferral: Deferral | None,
     ) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.parameters, ctx.deferral = (weight, bias), deferral
-        ctx.entering, ctx.comm, ctx.site = entering, comm, site
-        if entering == "gather":
+        kept = x
+        if entering in _GATHERING:
             x, pending = comm.all_gather(x, "tp", site=site, phase=comm.forward_phase())
             pending.wait()
+        ctx.save_for_backward(kept if entering == "gather" else x, weight)
+        ctx.parameters, ctx.deferral = (weight, bias), deferral
+        ctx.entering, ctx.comm, ctx.site = entering, comm, site
         return F.linear(x, weight, bias)
 
     @staticmethod
@@ -59,7 +63,7 @@ class _ColumnProduct(torch.autograd.Function):
             gradient_x = gradient.matmul(weight)
             if entering == "copy":
                 reduced = comm.all_reduce(gradient_x, "tp", site=site, phase="backward")
-            elif entering == "gather":
+            elif entering in _GATHERING:
                 gradient_x, reduced = comm.reduce_scatter(gradient_x, "tp", site=site, phase="backward")
         if gathered is not None:
             gathered.wait()

@@ -48,6 +48,7 @@ IDENTITY = (
     "transport",
     "schedule",
     "memory_gather",
+    "saved_input",
     "microbatches",
     "recompute",
     "attention",

@@ -31,6 +31,7 @@ _EQUAL = (
     "placement",
     "schedule",
     "microbatches",
+    "saved_input",
     "recompute",
     "attention",
     "dtype",

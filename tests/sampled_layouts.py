@@ -104,6 +104,7 @@ def _layout(generator: random.Random, config: ModelConfig) -> Layout:
         schedule=generator.choice(("gpipe", "1f1b")),
         cut=generator.choice(cuts),
         memory_gather=generator.choice(("per_block", "per_stage")),
+        saved_input=generator.choice(("shard", "whole")),
         recompute=generator.choice(("none", "selective", "full")),
         attention=generator.choice(("fused", "materialised")),
     )

@@ -12,6 +12,7 @@ from tests.synthetic_facts import NUM_SEQUENCES
 _ENTERING = {
     "copy": (("all_reduce", "backward"),),
     "gather": (("all_gather", "forward"), ("all_gather", "backward"), ("reduce_scatter", "backward")),
+    "gather_once": (("all_gather", "forward"), ("reduce_scatter", "backward")),
 }
 _LEAVING = {
     "reduce": (("all_reduce", "forward"),),

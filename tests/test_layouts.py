@@ -35,6 +35,7 @@ CUTS = "choose one of even, aligned, parameters, flops, times, memory or a list 
         ({"sp": "yes", "tp": 2}, "sp = 'yes'; it must be true or false"),
         ({"schedule": "zero"}, "schedule = 'zero'; choose one of gpipe, 1f1b, interleaved, zb_h1, zb_h2, zb_v, list"),
         ({"memory_gather": "never"}, "memory_gather = 'never'; choose one of per_block, per_stage"),
+        ({"saved_input": "half", "tp": 2, "sp": True}, "saved_input = 'half'; choose one of shard, whole"),
         ({"recompute": "all"}, "recompute = 'all'; choose one of none, selective, full"),
         ({"attention": "flash"}, "attention = 'flash'; choose one of fused, materialised"),
         (
@@ -95,6 +96,7 @@ def layouts(draw: st.DrawFn) -> Layout:
         schedule=draw(st.sampled_from(["gpipe", "1f1b"])),
         cut=draw(st.one_of(st.sampled_from(["even", "aligned"]), explicit)),
         memory_gather=draw(st.sampled_from(["per_block", "per_stage"])),
+        saved_input=draw(st.sampled_from(["shard", "whole"])),
         recompute=draw(st.sampled_from(["none", "selective", "full"])),
         attention=draw(st.sampled_from(["fused", "materialised"])),
     )
@@ -122,6 +124,7 @@ def test_every_single_change_shows_in_the_label(layout: Layout) -> None:
         layout.replace(microbatches=layout.microbatches + 1),
         layout.replace(schedule="gpipe" if layout.schedule == "1f1b" else "1f1b"),
         layout.replace(memory_gather="per_block" if layout.memory_gather == "per_stage" else "per_stage"),
+        layout.replace(saved_input="whole" if layout.saved_input == "shard" else "shard"),
         layout.replace(recompute="full" if layout.recompute != "full" else "selective"),
         layout.replace(attention="fused" if layout.attention == "materialised" else "materialised"),
         layout.replace(cut="even" if layout.cut != "even" else "aligned"),

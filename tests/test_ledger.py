@@ -109,6 +109,19 @@ def test_the_memory_is_gathered_three_times_in_every_block_otherwise() -> None:
         ]
 
 
+def test_an_input_that_is_kept_whole_is_not_gathered_again() -> None:
+    config, kept = config_of(), Layout(tp=2, sp=True, saved_input="whole", memory_gather="per_block")
+    ledger = ledger_of(config, kept)
+    for site, stream, size in (("query", "target", M_D), ("kv", "memory", M_E)):
+        assert told(ledger, f"decoder.block.0.cross_attention.{site}") == [
+            f"all_gather  {stream} forward {size}",
+            f"reduce_scatter  {stream} backward {size}",
+        ]
+    again = ledger_of(config, kept.replace(saved_input="shard"))
+    gathers = [event for event in again if event.operation == "all_gather" and event.phase == "forward"]
+    assert len(again) == len(ledger) + len(gathers)
+
+
 def test_full_recomputation_repeats_the_forward_of_a_block_before_its_backward() -> None:
     ledger = ledger_of(config_of(), Layout(tp=2, recompute="full"))
     assert told(ledger, "encoder.block.0") == [

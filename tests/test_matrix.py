@@ -19,6 +19,7 @@ REDUNDANT = (
     "a mixed stage needs more blocks than chunks",
     "without stages nothing is cut",
     "a mixed stage needs more blocks than stages",
+    "only what sp makes products gather is kept whole",
 )
 """Rules about choices that contradict nothing, but say nothing new."""
 

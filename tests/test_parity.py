@@ -27,6 +27,9 @@ from tests.tolerances import EXACT_RTOL
 CPU = torch.device("cpu")
 
 
+WHOLE_INPUTS = Layout(tp=2, sp=True, saved_input="whole", pp=2, schedule="zb_h1", microbatches=2)
+
+
 def proved(worker: Worker, case: Case) -> Parity:
     return check_parity(case, groups=worker.groups, rank=worker.rank, device=CPU)
 
@@ -67,6 +70,8 @@ def test_a_layout_equals_one_process(case: Case, request: pytest.FixtureRequest)
         ("transformer-big", Layout(tp=2, sp=True, pp=2, cut="aligned", microbatches=2)),
         ("speech", Layout(pp=4, microbatches=3, memory_gather="per_block")),
         ("t5-11b", Layout(tp=4, memory_gather="per_block")),
+        ("t5-base", WHOLE_INPUTS),
+        ("t5-small", WHOLE_INPUTS.replace(memory_gather="per_block", recompute="full")),
         ("llama-2-70b", Layout(tp=2, sp=True, dp=2, recompute="full")),
         ("bert-large", Layout(tp=2, pp=2, schedule="gpipe", microbatches=4)),
         ("mbart-large", Layout(pp=4, cut=(5, 11, 19), recompute="selective")),

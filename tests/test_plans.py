@@ -14,6 +14,7 @@ from tests.small_models import ARCHITECTURES, small_config
 
 TP = Layout(tp=2)
 SP = Layout(tp=2, sp=True)
+WHOLE_INPUTS = SP.replace(saved_input="whole")
 
 
 def told(planned: Plan, module: str) -> list[str]:
@@ -78,13 +79,16 @@ def test_sequence_parallelism_gathers_and_scatters_and_shards_what_lies_between(
         (TP.replace(memory_gather="per_block"), "entering=copy ", []),
         (SP, "", ["memory_entry stream=memory entering=gather"]),
         (SP.replace(memory_gather="per_block"), "entering=gather ", []),
+        (WHOLE_INPUTS, "", ["memory_entry stream=memory entering=gather"]),
+        (WHOLE_INPUTS.replace(memory_gather="per_block"), "entering=gather_once ", []),
     ],
-    ids=["tp per_stage", "tp per_block", "sp per_stage", "sp per_block"],
+    ids=["tp per_stage", "tp per_block", "sp per_stage", "sp per_block", "whole per_stage", "whole per_block"],
 )
 def test_the_memory_enters_once_a_stage_or_once_a_block(layout: Layout, kv: str, entry: list[str]) -> None:
     planned = plan(small_config("encoder_decoder"), layout)
     assert told(planned, "decoder.memory.") == entry
     entering, leaving = ("gather", "scatter") if layout.sp else ("copy", "reduce")
+    entering += "_once" if layout.saved_input == "whole" else ""
     ends = [
         "cross_attention.norm sequence_replicated stream=target",
         "cross_attention.dropout sharded_dropout stream=target",

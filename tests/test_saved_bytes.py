@@ -138,6 +138,19 @@ def test_sequence_parallelism_divides_everything_but_the_mask_and_a_memory_gathe
         assert kept_by_block(layout) == (block - CAUSAL) // tp + CAUSAL + MEMORY
 
 
+def test_inputs_that_are_kept_whole_are_kept_by_every_product_that_gathers_them() -> None:
+    blocks = config_of(blocks=2)
+    for tp in (2, 4):
+        layout = MATERIALISED.replace(tp=tp, sp=True)
+        for gather, num_memories in (("per_stage", 0), ("per_block", 2)):
+            shard = layout.replace(memory_gather=gather)
+            more = 2 * 3 * (HIDDEN - HIDDEN // tp)
+            if num_memories:
+                # Blocks shared the shard; now each keeps a whole of its own.
+                more += num_memories * MEMORY - MEMORY // tp
+            assert kept_by_blocks(shard.replace(saved_input="whole"), blocks) == kept_by_blocks(shard, blocks) + more
+
+
 def test_selective_recomputation_keeps_everything_but_the_scores_and_their_mask() -> None:
     # q, k and v are kept as they came instead of as the core's own copies of them.
     expected = SELF_ATTENTION + CROSS_ATTENTION + FFN + MEMORY - CAUSAL - SELF_SCORES - CROSS_SCORES
@@ -152,7 +165,10 @@ def test_full_recomputation_keeps_what_enters_a_block(layout: Layout) -> None:
 def test_full_recomputation_keeps_a_shard_of_what_enters_under_sequence_parallelism() -> None:
     layout = Layout(tp=2, sp=True, recompute="full")
     assert kept_by_block(layout) == HIDDEN // 2 + MEMORY
-    assert kept_by_block(layout.replace(memory_gather="per_block")) == (HIDDEN + MEMORY) // 2
+    per_block = layout.replace(memory_gather="per_block")
+    assert kept_by_block(per_block) == (HIDDEN + MEMORY) // 2
+    # What products keep is made again.
+    assert kept_by_block(per_block.replace(saved_input="whole")) == (HIDDEN + MEMORY) // 2
 
 
 def test_a_fused_kernel_keeps_no_scores() -> None:

@@ -259,6 +259,8 @@ def test_what_cannot_matter_is_not_varied() -> None:
     assert {layout.transport for layout in layouts} == {"relay"}
     assert {layout.memory_gather for layout in layouts} == {"per_stage"}
     assert {layout.schedule for layout in layouts if layout.pp == 1} == {"1f1b"}
+    given = question(SINGLE, fixed={"saved_input": "whole"})
+    assert {(frame.sp, frame.saved_input) for frame in given.frames()} == {(False, "shard"), (True, "whole")}
 
 
 @pytest.mark.parametrize(

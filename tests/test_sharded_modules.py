@@ -75,7 +75,7 @@ def conjugate_pairs(worker: Worker) -> None:
 def inputs_survive(worker: Worker) -> None:
     """No collective writes into what others may hold: only a partial sum is given away."""
     comm = tensor_parallel(worker)
-    enterings: tuple[Entering, ...] = ("copy", "gather")
+    enterings: tuple[Entering, ...] = ("copy", "gather", "gather_once")
     leavings: tuple[Leaving, ...] = ("reduce", "scatter")
     for move in (*(partial(enter, entering=e) for e in enterings), *(partial(leave, leaving=e) for e in leavings)):
         given = random(LENGTH, 2, seed=worker.rank).requires_grad_()
@@ -123,7 +123,7 @@ def column(worker: Worker, entering: Entering, counts: tuple[int, ...], width: i
     whole.weight = nn.Parameter(random(rows, WIDTH, seed=1))
     whole.bias = nn.Parameter(random(rows, seed=2)) if has_bias else None
     x_whole = random(LENGTH, SEQUENCES, WIDTH, seed=3).requires_grad_()
-    x = (slice_sequence(x_whole, comm) if entering == "gather" else x_whole).detach().clone().requires_grad_()
+    x = (x_whole if entering == "copy" else slice_sequence(x_whole, comm)).detach().clone().requires_grad_()
     module = ColumnLinear(
         weight=shard(entry, "weight", whole.weight.detach(), comm),
         bias=shard(entry, "bias", whole.bias.detach(), comm) if whole.bias is not None else None,
@@ -143,7 +143,7 @@ def column(worker: Worker, entering: Entering, counts: tuple[int, ...], width: i
     loss.backward()
     loss_whole.backward()
     assert x_whole.grad is not None
-    close(x.grad, slice_sequence(x_whole.grad, comm) if entering == "gather" else x_whole.grad)
+    close(x.grad, x_whole.grad if entering == "copy" else slice_sequence(x_whole.grad, comm))
     for name in ("weight", "bias") if has_bias else ("weight",):
         expected = shard_of(getattr(whole, name).grad, entry, name, comm)
         found = getattr(module, name).grad.clone()
@@ -153,7 +153,7 @@ def column(worker: Worker, entering: Entering, counts: tuple[int, ...], width: i
         close(found, expected)
 
 
-@pytest.mark.parametrize("entering", ["copy", "gather"])
+@pytest.mark.parametrize("entering", ["copy", "gather", "gather_once"])
 def test_a_column_parallel_product_is_its_rows_of_the_whole(entering: Entering, two_ranks: Ranks) -> None:
     two_ranks.run(column, entering, (4, 2, 2), 3, True)
     two_ranks.run(column, entering, (5,), 1, False)

@@ -43,7 +43,7 @@ WHOLE = {
     ),
     "both sides on one stage, all recomputed": (
         {"num_encoder_blocks": 3, "num_decoder_blocks": 4, "positions": "rope", "norm": "rmsnorm"},
-        Layout(tp=2, sp=True, microbatches=3, recompute="full", memory_gather="per_block"),
+        Layout(tp=2, sp=True, microbatches=3, recompute="full", memory_gather="per_block", saved_input="whole"),
         6,
     ),
     "relative biases over three stages, cores recomputed": (

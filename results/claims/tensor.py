@@ -164,7 +164,8 @@ def _tensor_parallel(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _variant(pair: Pair) -> str:
     run = pair.encoder_decoder
-    return f"tp+sp {run['memory_gather']}" if run["sp"] else "tp"
+    kept = f" {run['saved_input']}" if run["saved_input"] != "shard" else ""
+    return f"tp+sp {run['memory_gather']}{kept}" if run["sp"] else "tp"
 
 
 def _costs(communication: pd.DataFrame) -> dict[str, int]:
