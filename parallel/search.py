@@ -6,12 +6,13 @@
     others    several stages a rank or split backwards, the likeliest first, so many for each goal: their cuts take
               long and their bounds are loose
     lists     schedules made for what stages cost, of the fastest pipelines only: they take seconds each
+    whole     the fastest of each goal once more, products keeping their gathered inputs whole, if that fits
 
 Several goals share one search: the fastest of all, and the fastest of those that a restriction leaves, such as an even
 cut. `tolerance` is by how much of its time a step may be longer than another one that was not tried. What the search
-left undecided is told: no layout takes less than `bound_seconds`, lists aside. With `num_others` large enough nothing
-is left. Layouts that do not fit are dropped as soon as a bound of their bytes tells, at the latest by the bytes of the
-fullest rank, before they are simulated. Everything is the same every time.
+left undecided is told: no layout takes less than `bound_seconds`, lists and whole inputs aside. With `num_others` large
+enough nothing is left. Layouts that do not fit are dropped as soon as a bound of their bytes tells, at the latest by
+the bytes of the fullest rank, before they are simulated. Everything is the same every time.
 
 Left out: what is searched (`parallel/search_space.py`).
 """
@@ -109,6 +110,7 @@ class _Search:
         left = self._search_plain(nodes)
         left = {goal: min(left[goal], bound) for goal, bound in self._search_others(nodes).items()}
         self._list(num_listed)
+        self._keep_inputs()
         found = {
             goal: dataclasses.replace(
                 self._best[goal], bound_seconds=min(left[goal], self._best[goal].time.step_seconds)
@@ -303,6 +305,13 @@ class _Search:
             if layout.chunks > 1 and layout.cut == "times":
                 self._simulate(layout, self._bounds.cut(layout))
         self._best = self._best or named
+
+    def _keep_inputs(self) -> None:
+        """Trades bytes for collectives: what the best layouts gather twice under sp, they keep."""
+        if "saved_input" not in self._question.fixed:
+            for found in list(self._best.values()):
+                if found.layout.sp:
+                    self._simulate(found.layout.replace(saved_input="whole"), found.cut)
 
 
 def _without_zero(layout: Layout, cut: tuple[int, ...]) -> Layout:

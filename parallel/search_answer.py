@@ -23,7 +23,8 @@ class Found:
         time: its step.
         fullest_bytes: of the rank that needs most.
         fullest_rank: its pipeline coordinate.
-        bound_seconds: no layout of the goal, `list` schedules aside, takes less, but for the search's tolerance.
+        bound_seconds: no layout of the goal, `list` schedules and inputs kept whole aside, takes less, but for the
+            search's tolerance.
     """
 
     layout: Layout

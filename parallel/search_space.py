@@ -6,9 +6,8 @@
 A step is `num_sequences` over all devices, dealt evenly: dp ranks, microbatches, b sequences each. tp stays within a
 node. What cannot matter is left at its default, so that no layout is tried twice: one stage a pipeline has one schedule
 and cut, a model without memory gathers and sends none. Any field of a layout can be given; then only its value is
-tried. Products keep shards of their inputs unless `saved_input` is given: it would make as many frames again. Left
-out: context parallelism, explicit cuts, schedules `list`, which cost too much to be tried everywhere
-(`parallel/search.py` makes some), and who runs what: ZeRO needs the engine `deepspeed`.
+tried. Left out: context parallelism, explicit cuts, schedules `list` and inputs kept whole (`saved_input`), which cost
+too much to be tried everywhere (`parallel/search.py` makes some), and who runs what: ZeRO needs the engine `deepspeed`.
 """
 
 import dataclasses

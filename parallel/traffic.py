@@ -51,7 +51,8 @@ def kept_bytes(config: ModelConfig, layout: Layout, shape: StepShape, recompute:
     small = config.replace(
         num_encoder_blocks=_BLOCKS * config.has_encoder, num_decoder_blocks=_BLOCKS * config.has_decoder
     )
-    slices = Slices(config=small, layout=layout.replace(recompute=recompute), shape=shape)
+    # An input that is kept whole was gathered: what operations between the products wrote is the shard.
+    slices = Slices(config=small, layout=layout.replace(recompute=recompute, saved_input="shard"), shape=shape)
 
     def kept(first: int, last: int) -> int:
         return slices.saved(first, last).total

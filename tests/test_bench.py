@@ -195,15 +195,16 @@ def test_the_engines_experiment_has_what_is_compared_in_one_group_of_turns() -> 
     assert {cell.world_size for cell in cells} == {2}
     assert {cell.engine for cell in experiment.cells} == set(ENGINES)
     kinds = {
-        (layout.tp, layout.sp, layout.pp, layout.dp, layout.zero)
+        (layout.tp, layout.sp, layout.saved_input, layout.pp, layout.dp, layout.zero)
         for layout in (cell.layout for cell in experiment.cells)
     }
     assert kinds == {
-        (2, False, 1, 1, 0),
-        (2, True, 1, 1, 0),
-        (1, False, 2, 1, 0),
-        (1, False, 1, 2, 0),
-        (1, False, 1, 2, 1),
+        (2, False, "shard", 1, 1, 0),
+        (2, True, "shard", 1, 1, 0),
+        (2, True, "whole", 1, 1, 0),
+        (1, False, "shard", 2, 1, 0),
+        (1, False, "shard", 1, 2, 0),
+        (1, False, "shard", 1, 2, 1),
     }
     for architecture in ("encoder_decoder", "decoder_only"):
         assert len({cell.model.width for cell in cells if cell.model.architecture == architecture}) == 2

@@ -26,7 +26,6 @@ from tests.tolerances import EXACT_RTOL
 
 CPU = torch.device("cpu")
 
-
 WHOLE_INPUTS = Layout(tp=2, sp=True, saved_input="whole", pp=2, schedule="zb_h1", microbatches=2)
 
 

@@ -132,6 +132,29 @@ def test_list_schedules_are_made_last_and_answer_alone_where_they_are_wanted() -
     assert step_of(question(PAIR), listed.explicit).step_seconds == listed.time.step_seconds
 
 
+def test_inputs_are_kept_whole_where_that_fits() -> None:
+    fixed = {"tp": 2, "sp": True, "pp": 2, "recompute": "none", "zero": 0, "memory_gather": "per_stage"}
+    whole = search(question(PAIR, fixed=fixed)).found[BEST]
+    shard = search(question(PAIR, fixed=fixed | {"saved_input": "shard"})).found[BEST]
+    assert shard.layout == whole.layout.replace(saved_input="shard") != whole.layout
+    assert shard.time.step_seconds > whole.time.step_seconds
+    assert shard.fullest_bytes < whole.fullest_bytes
+    tight = search(question(PAIR, fixed=fixed, capacity_bytes=whole.fullest_bytes - 1.0)).found[BEST]
+    assert tight.layout.saved_input == "shard"
+
+
+def test_what_products_keep_is_told_apart() -> None:
+    asked, shard = question(PAIR), Layout(tp=2, sp=True, pp=2, microbatches=2, cut="times")
+    known = Bounds(asked)
+    told = []
+    for layout in (shard, shard.replace(saved_input="whole")):
+        fresh = Bounds(asked)
+        told.append((known.profile(layout), known.bytes.fullest(layout, known.cut(layout), 2)))
+        assert told[-1] == (fresh.profile(layout), fresh.bytes.fullest(layout, fresh.cut(layout), 2))
+    assert told[0][0].model.total > told[1][0].model.total
+    assert told[0][1] < told[1][1]
+
+
 def test_a_search_repeats_itself() -> None:
     first, second = (search(question(SINGLE)) for _ in range(2))
     assert first.found[BEST].layout == second.found[BEST].layout
