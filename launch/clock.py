@@ -139,7 +139,7 @@ def numbered_blocks(model: Model, config: ModelConfig) -> dict[int, nn.Module]:
     blocks: dict[int, nn.Module] = {}
     for stack, offset in ((model.encoder, 0), (model.decoder, config.num_encoder_blocks)):
         if stack is not None:
-            blocks.update({offset + int(index): block for index, block in stack.block.items()})
+            blocks.update({offset + int(index): block for index, block in stack.blocks_here.items()})
     return blocks
 
 

@@ -117,7 +117,7 @@ def wanted(cells: Iterable[Wanting], files: ProfileFiles) -> dict[Path, Profile]
             raise ValueError('the experiment names no profile: profile = "profiles/{model}.{data}.toml" would')
         if cell.layout.pp == 1 or cell.refusal:
             continue
-        counted = Profile.of_flops(cell.model, cell.layout, cell.shape)
+        counted = Profile.of_flops(cell.model, cell.layout.replace(transport="relay"), cell.shape)
         first, other = found.setdefault(path, (cell.name, counted))
         if other != counted:
             raise ValueError(

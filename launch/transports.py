@@ -28,8 +28,7 @@ def transports_command(*, model: str, machine: str, form: Format, **chosen: Any)
 
     Relayed from stage to stage, sent directly to each decoder stage, or as keys and values of each block instead of a
     memory: bytes of every edge, what the rank that sends most sends in a step, what was sent and waits to be used, and
-    the simulated time of the pipeline. Relay and direct are layouts that can be run (--transport); keys and values are
-    predicted only.
+    the simulated time of the pipeline. Each is a layout (--transport); is_run says whether an engine runs it.
 
     \b
     Examples:

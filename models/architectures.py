@@ -10,7 +10,7 @@ is returned. Masks and biases are made once for all blocks of a stack.
 
 from models.attention import attention_mask
 from models.batch import Batch
-from models.config import Architecture, ModelConfig
+from models.config import Architecture, ModelConfig, keys_values_name
 from models.model import Hidden, Model
 from models.slicing import tie
 
@@ -59,7 +59,8 @@ class EncoderDecoder(Model):
     def forward(self, batch: Batch, hidden: Hidden) -> Hidden:
         """Enters with "source", with "memory" or with "target" and "memory"; leaves likewise, or with "logits".
 
-        The memory that leaves is the one that entered.
+        The memory that leaves is the one that entered. Keys and values of blocks, "kv.3", enter instead of it where a
+        slice before makes them, and leave where this one does.
         """
         encoder, decoder = self.encoder, self.decoder
         if encoder is not None:
@@ -72,11 +73,16 @@ class EncoderDecoder(Model):
                 return {"source": source_SBD}
             memory_SBD = encoder.norm(source_SBD)
         else:
-            memory_SBD = hidden["memory"]
+            memory_SBD = hidden.get("memory")
+        left: Hidden = {} if memory_SBD is None else {"memory": memory_SBD}
         if decoder is None:
-            return {"memory": memory_SBD}
-        assert decoder.memory is not None
-        read_SBD = decoder.memory(memory_SBD)
+            return left
+        read_SBD = None
+        if decoder.memory is not None:
+            read_SBD = decoder.memory(memory_SBD)
+            left |= {keys_values_name(index): make(read_SBD) for index, make in decoder.makers.items()}
+        if not decoder.blocks_here:
+            return left
         embed = decoder.embedding
         target_LBD = hidden["target"] if embed is None else embed(batch.stream("target"))
         mask = decoder.self_mask(batch.target_lengths, batch.stream_length("target"), target_LBD)
@@ -86,10 +92,10 @@ class EncoderDecoder(Model):
             key_length=batch.stream_length("source"),
             like=target_LBD,
         )
-        for block in decoder.block.values():
-            target_LBD = block(target_LBD, mask, read_SBD, memory_mask)
+        for index, block in decoder.blocks_here.items():
+            target_LBD = block(target_LBD, mask, hidden.get(keys_values_name(index), read_SBD), memory_mask)
         if decoder.norm is None:
-            return {"target": target_LBD, "memory": memory_SBD}
+            return {"target": target_LBD, **left}
         target_LBD = decoder.norm(target_LBD)
         assert self.head is not None
         return {"logits": self.head(target_LBD)}

@@ -3,7 +3,8 @@
     encoder block   self-attention -> ffn
     decoder block   self-attention -> (cross-attention, if there is a memory to read) -> ffn
 
-Both are called alike, so that whoever runs blocks need not ask which it has.
+Both are called alike, so that whoever runs blocks need not ask which it has. Of a decoder block that lives elsewhere, a
+slice may hold what makes keys and values of the memory, and nothing else.
 """
 
 from torch import Tensor, nn
@@ -57,3 +58,17 @@ class DecoderBlock(nn.Module):
             hidden_LBD = self.cross_attention(hidden_LBD, memory_SBD, memory_mask)
         left_LBD: Tensor = self.ffn(hidden_LBD)
         return left_LBD
+
+
+class KeysAndValues(nn.Module):
+    """What stands for a decoder block of another slice where its keys and values are made; no name changes."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        kv = block.get_submodule("cross_attention.kv")
+        self.cross_attention = nn.ModuleDict({"kv": kv})
+
+    def forward(self, memory_SBD: Tensor) -> Tensor:
+        """memory_SBD -> keys and values of all heads side by side, [S, B, 2 K H]."""
+        made: Tensor = self.cross_attention["kv"].joined(memory_SBD)  # type: ignore[operator]
+        return made

@@ -273,3 +273,8 @@ class ModelConfig:
             raise ValueError("tying = 'head' needs a token embedding, but feature_width is set")
         if self.head_transform and self.is_gated:
             raise ValueError("head_transform needs an activation without a gate")
+
+
+def keys_values_name(index: int | str) -> str:
+    """What the keys and values of a decoder block are called where they leave a slice and enter another: `kv.3`."""
+    return f"kv.{index}"

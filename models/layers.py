@@ -50,8 +50,12 @@ class FusedLinear(nn.Module):
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, ...]:
         """One [..., part] for each of `parts`."""
-        out = self.product(hidden, self.weight, self.bias)
+        out = self.joined(hidden)
         return (out,) if len(self.parts) == 1 else torch.split(out, list(self.parts), dim=-1)
+
+    def joined(self, hidden: Tensor) -> Tensor:
+        """The parts side by side, [..., sum(parts)]."""
+        return self.product(hidden, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         """Widths, for printing."""

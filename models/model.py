@@ -15,7 +15,8 @@ from models.head import CrossEntropy, Head
 from models.stack import Stack
 
 Hidden: TypeAlias = dict[str, Tensor]
-"""States by name, sequence-first: "source", "memory", "target" are [L, B, D], "logits" is [L, B, V]."""
+"""States by name, sequence-first: "source", "memory", "target" are [L, B, D], "logits" is [L, B, V]. "kv.3" are keys
+and values of decoder block 3, [S, B, 2 K H], where another slice makes them."""
 
 
 class Model(nn.Module):

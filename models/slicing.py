@@ -6,6 +6,9 @@
 Adjacent slices share no block. An embedding goes with block 0 of its stack, a final norm with its last block, head and
 loss with the last block of the model. A relative bias goes with every slice of its stack. No name changes. A slice may
 have several ranges, and then parts: each range as a model of its own, the modules the same.
+
+Keys and values of the memory may be made where the memory is: then the slice with the encoder's last block also holds
+what makes them for the decoder blocks that it lacks, and all other slices hold blocks without it.
 """
 
 import copy
@@ -13,6 +16,7 @@ from typing import TypeVar
 
 from torch import nn
 
+from models.blocks import KeysAndValues
 from models.config import ModelConfig
 from models.model import Model
 from models.stack import Stack
@@ -21,8 +25,16 @@ AnyModel = TypeVar("AnyModel", bound=Model)
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
-def slice_model(model: AnyModel, config: ModelConfig, *ranges: tuple[int, int]) -> AnyModel:
+def slice_model(
+    model: AnyModel, config: ModelConfig, *ranges: tuple[int, int], ships_keys_values: bool = False
+) -> AnyModel:
     """Drop from a whole model all but the blocks of some ranges [first, last) and what goes with them.
+
+    Args:
+        model: the whole model, or a slice that holds the blocks.
+        config: of the whole model.
+        ranges: blocks to keep.
+        ships_keys_values: whether keys and values are made where the memory is, for all blocks.
 
     Returns the same object. Raises ValueError if there is no range, or one is empty or out of bounds.
     """
@@ -38,6 +50,8 @@ def slice_model(model: AnyModel, config: ModelConfig, *ranges: tuple[int, int]) 
     num_encoder_blocks = config.num_encoder_blocks
     model.encoder = _slice_stack(model.encoder, kept, num_encoder_blocks)
     after = {block - num_encoder_blocks for block in kept}
+    if ships_keys_values and config.has_cross_attention and model.decoder is not None:
+        _part_keys_values(model.decoder, after, is_maker=num_encoder_blocks - 1 in kept)
     model.decoder = _slice_stack(model.decoder, after, config.num_decoder_blocks)
     if num_blocks - 1 not in kept:
         model.head = None
@@ -45,7 +59,9 @@ def slice_model(model: AnyModel, config: ModelConfig, *ranges: tuple[int, int]) 
     return model
 
 
-def part_of(model: AnyModel, config: ModelConfig, first: int, last: int) -> AnyModel:
+def part_of(
+    model: AnyModel, config: ModelConfig, first: int, last: int, *, ships_keys_values: bool = False
+) -> AnyModel:
     """Blocks [first, last) of a model or slice that holds them, as a model of their own that shares every module.
 
     Raises ValueError as `slice_model` does.
@@ -54,7 +70,7 @@ def part_of(model: AnyModel, config: ModelConfig, first: int, last: int) -> AnyM
     for side in ("encoder", "decoder"):
         stack = getattr(part, side)
         setattr(part, side, None if stack is None else _shallow(stack))
-    return slice_model(part, config, (first, last))
+    return slice_model(part, config, (first, last), ships_keys_values=ships_keys_values)
 
 
 def tie(model: nn.Module, config: ModelConfig) -> None:
@@ -69,15 +85,34 @@ def _slice_stack(stack: Stack | None, kept: set[int], num_blocks: int) -> Stack 
     """Leaves the blocks of `kept`; `num_blocks` are those of the whole stack."""
     if stack is None:
         return None
-    blocks = {name: block for name, block in stack.block.items() if int(name) in kept}
+    blocks = {
+        name: block for name, block in stack.block.items() if int(name) in kept or isinstance(block, KeysAndValues)
+    }
     if not blocks:
         return None
     stack.block = nn.ModuleDict(blocks)
+    if not stack.blocks_here:
+        stack.relative_bias = None
     if 0 not in kept:
         stack.embedding = None
     if num_blocks - 1 not in kept:
         stack.norm = None
     return stack
+
+
+def _part_keys_values(decoder: Stack, kept: set[int], *, is_maker: bool) -> None:
+    """Leaves of the blocks outside of `kept` what makes keys and values, or takes it from those inside."""
+    if is_maker:
+        made = {
+            name: block if int(name) in kept or isinstance(block, KeysAndValues) else KeysAndValues(block)
+            for name, block in decoder.block.items()
+        }
+        decoder.block = nn.ModuleDict(made)
+        return
+    decoder.memory = None
+    for name, block in decoder.block.items():
+        if int(name) in kept:
+            block.cross_attention.kv = None  # type: ignore[union-attr]
 
 
 def _shallow(module: AnyModule) -> AnyModule:

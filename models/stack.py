@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from models.attention import AttentionMask, attention_mask
-from models.blocks import DecoderBlock, EncoderBlock
+from models.blocks import DecoderBlock, EncoderBlock, KeysAndValues
 from models.config import ModelConfig
 from models.embedding import Embedding
 from models.layers import Norm
@@ -21,9 +21,10 @@ class Stack(nn.Module):
     """One side of a model.
 
     Attributes:
-        memory: what the memory passes through once, where it enters the stack; None without cross-attention.
+        memory: what the memory passes through once, where it enters the stack; None where it does not.
         relative_bias: the bias of the scores that all self-attentions share, or None.
-        block: blocks by their index in the whole stack, "0" first.
+        block: blocks by their index in the whole stack, "0" first; in a slice also what makes keys and values for
+            blocks of others.
         norm: the final norm, an identity if the config has none.
     """
 
@@ -43,6 +44,16 @@ class Stack(nn.Module):
         self.relative_bias = RelativeBias(config, is_causal=self.is_causal) if config.positions == "relative" else None
         self.block = nn.ModuleDict({str(index): make_block(config, rope) for index in range(num_blocks)})
         self.norm = Norm(config) if config.final_norm else nn.Identity()
+
+    @property
+    def blocks_here(self) -> dict[str, nn.Module]:
+        """Blocks that run here, by index."""
+        return {index: block for index, block in self.block.items() if not isinstance(block, KeysAndValues)}
+
+    @property
+    def makers(self) -> dict[str, nn.Module]:
+        """What makes keys and values for blocks that run elsewhere, by the index of the block."""
+        return {index: block for index, block in self.block.items() if isinstance(block, KeysAndValues)}
 
     def self_mask(self, lengths: tuple[int, ...], length: int, like: Tensor) -> AttentionMask:
         """The mask of every self-attention of this stack.

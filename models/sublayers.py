@@ -94,7 +94,13 @@ class SelfAttention(Attention):
 
 
 class CrossAttention(Attention):
-    """Positions of the target read the memory."""
+    """Positions of the target read the memory.
+
+    Attributes:
+        kv: makes keys and values of the memory; None where they are made elsewhere and enter in the memory's place.
+    """
+
+    kv: nn.Module | None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -104,9 +110,9 @@ class CrossAttention(Attention):
         self._add_output(config)
 
     def forward(self, hidden_LBD: Tensor, memory_SBD: Tensor, mask: AttentionMask) -> Tensor:
-        """hidden_LBD and memory_SBD -> hidden_LBD."""
+        """hidden_LBD and memory_SBD, or its keys and values side by side -> hidden_LBD."""
         (q,) = self.query(self.enter(hidden_LBD))
-        k, v = self.kv(memory_SBD)
+        k, v = memory_SBD.chunk(2, dim=-1) if self.kv is None else self.kv(memory_SBD)
         out_LBNH = self.core(self._heads(q), self._heads(k), self._heads(v), mask)
         return self.leave(hidden_LBD, self.output(out_LBNH.flatten(2)))
 

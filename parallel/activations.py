@@ -14,8 +14,9 @@ The input's half of a split backward leaves behind what products wait for (`para
 there is besides all that later products have left, which may be more than what was let go.
 
 Kept once for all blocks of a stack: the memory (what a block gathers and keeps whole is its own), tensors of masks.
-Kept once for all microbatches too: the sines and cosines of rope. What is received over an edge is the input of the
-stage's first block; what is sent is kept by nobody here.
+Kept once for all microbatches too: the sines and cosines of rope. Keys and values that another stage makes are kept as
+those that are made here; full recomputation keeps them as a block's input, instead of the memory. What is received over
+an edge is the input of the stage's first block; what is sent is kept by nobody here.
 
 The peak of a step plays the rank's row of the schedule: every forward adds a microbatch, every backward takes one
 away, and may stand on top of the others by what its recomputation needs.
@@ -175,6 +176,8 @@ def _stage(tape: _Tape, micro: Microbatch) -> None:
             tape.keep("embedding", keeps.dropout_bytes(micro, side))
             if side == "encoder" and _is_embedded_kept(micro):
                 tape.keep("embedding", keeps.whole_features_bytes(micro))
+        if side == "decoder":
+            _make_keys_values(tape, micro)
         tape.keep("relative_bias", keeps.relative_bias_bytes(micro, side))
         _block(tape, micro, side, is_first=True)
         another = _Tape()
@@ -182,6 +185,8 @@ def _stage(tape: _Tape, micro: Microbatch) -> None:
         tape.repeat(another, len(share.blocks(side)) - 1)
         if share.has_end(side):
             tape.keep("norms", keeps.norm_bytes(micro, side) * config.final_norm)
+    if "decoder" not in share.sides:
+        _make_keys_values(tape, micro)
     if share.has_head:
         side = share.sides[-1]
         tape.owe(waiting_bytes(micro, side, "head"))
@@ -200,11 +205,16 @@ def _block(tape: _Tape, micro: Microbatch, side: Side, *, is_first: bool) -> Non
         tape.keep("self_attention", keeps.mask_bytes(micro, side))
         if has_cross_attention:
             tape.keep("cross_attention", keeps.memory_mask_bytes(micro))
-            _memory(tape, micro)
+            _read_memory(tape, micro)
     again = _Tape()
     _sublayers(again, micro, side, is_first=False)
     # The input is there already.
-    tape.repeat_region(again, _rope_bytes(micro, side) - micro.hidden_bytes(side) * _is_input_kept(micro))
+    known = micro.hidden_bytes(side) * _is_input_kept(micro)
+    if has_cross_attention and not micro.share.kv_blocks:
+        core = Core(micro=micro, attention="cross", side=side)
+        tape.keep("cross_attention", core.keys_values_bytes)
+        known += core.keys_values_bytes * core.is_projection_kept
+    tape.repeat_region(again, _rope_bytes(micro, side) - known)
 
 
 def _is_input_kept(micro: Microbatch) -> bool:
@@ -234,7 +244,8 @@ def _sublayers(tape: _Tape, micro: Microbatch, side: Side, *, is_first: bool) ->
         if part == "cross_attention" and not has_cross_attention:
             continue
         tape.keep("norms", keeps.norm_bytes(micro, side) * is_pre_norm)
-        tape.owe(sum(waiting_bytes(micro, side, product) for product in _ENTERING[part]))
+        products = [product for product in _ENTERING[part] if product != "kv" or micro.share.kv_blocks]
+        tape.owe(sum(waiting_bytes(micro, side, product) for product in products))
         tape.keep(part, entering)
         if part == "ffn":
             tape.owe(waiting_bytes(micro, side, "down"))
@@ -250,14 +261,13 @@ def _attention(tape: _Tape, micro: Microbatch, side: Side, part: str, *, is_firs
     is_self = part == "self_attention"
     core = Core(micro=micro, attention="self" if is_self else "cross", side=side)
     is_region = micro.share.layout.recompute == "selective"
-    if not is_self and micro.block_memory_bytes:
-        tape.owe(micro.block_memory_bytes)
-        tape.keep("memory", micro.block_memory_bytes)
+    if not is_self and micro.share.kv_blocks:
+        _block_memory(tape, micro)
     if is_first:
         if is_self:
             tape.keep_shared(part, side, _rope_bytes(micro, side))
         elif not micro.block_memory_bytes:
-            _memory(tape, micro)
+            _read_memory(tape, micro)
         # Only the fused kernel and a region keep the mask's tensor; adding it to scores keeps nothing.
         mask = keeps.mask_bytes(micro, side) if is_self else keeps.memory_mask_bytes(micro)
         tape.keep(part, mask * (is_region or core.kernel == "fused"))
@@ -268,6 +278,28 @@ def _attention(tape: _Tape, micro: Microbatch, side: Side, part: str, *, is_firs
         tape.keep(part, core.kept_bytes)
     tape.owe(waiting_bytes(micro, side, "output"))
     tape.keep(part, core.output_bytes)
+
+
+def _make_keys_values(tape: _Tape, micro: Microbatch) -> None:
+    """For blocks elsewhere, before any block of the decoder runs here."""
+    for _ in range(micro.share.num_shipped):
+        tape.owe(waiting_bytes(micro, "decoder", "kv"))
+        _block_memory(tape, micro)
+    if micro.share.num_shipped > 0 and not micro.block_memory_bytes:
+        _memory(tape, micro)
+
+
+def _read_memory(tape: _Tape, micro: Microbatch) -> None:
+    """By the first block that makes its own keys and values, unless the memory is kept for others already."""
+    is_kept = micro.share.num_shipped > 0 and not micro.block_memory_bytes
+    if micro.share.kv_blocks and not is_kept:
+        _memory(tape, micro)
+
+
+def _block_memory(tape: _Tape, micro: Microbatch) -> None:
+    """What the key-value product of one block gathered and keeps for itself."""
+    tape.owe(micro.block_memory_bytes)
+    tape.keep("memory", micro.block_memory_bytes)
 
 
 def _memory(tape: _Tape, micro: Microbatch) -> None:

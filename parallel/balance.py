@@ -9,7 +9,8 @@
 
 A stage pays for what it sends: hidden states over its end, gradients over its start; nothing to its own rank. Memory
 that travels directly is paid by the stage that makes it, once for every later stage, and its gradient by each of those,
-as a message of its own. Where encoder and decoder are folded, the encoder fills the first half of the stages.
+as a message of its own; so are keys and values, of as many blocks as each reads. Where encoder and decoder are folded,
+the encoder fills the first half of the stages.
 
 How many microbatches a stage keeps is read off the schedule, at the moment when its rank keeps most; a `list` schedule,
 which is made after the cut, counts as the named one of its placement. Left out: the search itself (`parallel/cuts.py`).
@@ -20,7 +21,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from models.config import ModelConfig
+from models.config import ModelConfig, keys_values_name
 from parallel.activations import Saved
 from parallel.cuts import Cost, Cutting, best, order
 from parallel.figures import StepShape
@@ -142,18 +143,33 @@ class Balance:
     def sent(self, stage: int, first: int, last: int) -> int:
         """What a stage's messages cost, if it has blocks [first, last)."""
         num_encoder_blocks = self.config.num_encoder_blocks
-        is_direct = self.layout.transport == "direct" and self.config.has_cross_attention
+        is_direct = self.layout.transport != "relay" and self.config.has_cross_attention
         onward, back = crossing(self.config, last), crossing(self.config, first)
         cost = 0
         if is_direct and first < num_encoder_blocks <= last:
-            cost += sum(self._message(stage, later, ("memory",)) for later in range(stage + 2, len(self.ranks)))
+            later = range(stage + 1, len(self.ranks))
+            dealt = self._dealt(last, len(later))
+            onward = _without_memory(onward) + (dealt[0] if dealt else ())
+            cost += sum(self._message(stage, other, names) for other, names in zip(later[1:], dealt[1:], strict=True))
         elif is_direct and first >= num_encoder_blocks:
             onward = _without_memory(onward)
-        if is_direct and first > num_encoder_blocks:
-            # Whoever makes the memory is on another rank, at most one stage aside.
-            back = _without_memory(back)
-            cost += self.message(("memory",))
+        if is_direct and first >= num_encoder_blocks:
+            got = self._dealt(first, 1, last)[0]
+            if first == num_encoder_blocks:
+                back = got
+            else:
+                # Whoever makes the memory is on another rank, at most one stage aside.
+                back = _without_memory(back)
+                cost += self.message(got)
         return cost + self._message(stage, stage + 1, onward) + self._message(stage, stage - 1, back)
+
+    def _dealt(self, first: int, num_stages: int, last: int | None = None) -> list[tuple[Carried, ...]]:
+        """What stages behind block `first` get of the memory; keys and values cost the same whoever gets them."""
+        if self.layout.transport != "kv":
+            return [("memory",)] * num_stages
+        middle = self.config.num_encoder_blocks
+        names = [keys_values_name(block - middle) for block in range(first, last or self.config.num_blocks)]
+        return [tuple(names[index::num_stages]) for index in range(num_stages)]
 
     def _message(self, stage: int, other: int, names: tuple[Carried, ...]) -> int:
         if not names or self.ranks[stage] == self.ranks[other]:

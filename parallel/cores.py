@@ -68,13 +68,22 @@ class Core:
         return self._heads(self._keys, self.micro.share.num_kv_heads, self.micro.element_bytes)
 
     @property
+    def keys_values_bytes(self) -> int:
+        """What a projection gave as keys and values, 2 S b K H e."""
+        return self._heads(self._keys, 2 * self.micro.share.num_kv_heads, self.micro.element_bytes)
+
+    @property
+    def is_projection_kept(self) -> bool:
+        """Whether that stays as it is where nothing is recomputed."""
+        return self.kernel == "fused" or self._viewed_bytes > self._rotated_key_bytes
+
+    @property
     def projected_bytes(self) -> int:
         """q, k, v as a function of all three keeps them: the projections' whole results, and rope's q and k."""
         share, element = self.micro.share, self.micro.element_bytes
         queries = self._heads(self._queries, share.num_heads, element)
-        keys_values = self._heads(self._keys, 2 * share.num_kv_heads, element)
         rotated_keys = self._rotated_key_bytes
-        return queries + keys_values + (rotated_keys + queries if rotated_keys else 0)
+        return queries + self.keys_values_bytes + (rotated_keys + queries if rotated_keys else 0)
 
     @property
     def kept_bytes(self) -> int:

@@ -9,13 +9,13 @@ tp:
     colwise, gather_once (sp)         all-gather M            reduce-scatter M
     rowwise, reduce / scatter         all-reduce M / reduce-scatter M        - / all-gather M
     token embedding                   the same as rowwise
-    memory, once a stage              - / all-gather M        all-reduce M / reduce-scatter M
+    memory, once where it enters      - / all-gather M        all-reduce M / reduce-scatter M
     head                              the same as colwise
     loss                              all-reduce of L b largest logits, all-reduce of 2 L b sums
 
-Full recomputation repeats the forward events of blocks in the phase `recompute`. Edges between pipeline ranks carry M,
-or M / t under sequence parallelism, of every stream that crosses: a send on one side, a receive on the other. After the
-last backward, once a step whatever the number of microbatches:
+Full recomputation repeats the forward events of blocks in the phase `recompute`. Edges between pipeline ranks carry
+what `parallel/edges.py` says: a send on one side, a receive on the other. After the last backward, once a step whatever
+the number of microbatches:
 
     gradient.sequence     all-reduce over tp of what every tp rank holds whole (sp)
     gradient.kv_replica   all-reduce over the ranks that share a KV head
@@ -32,6 +32,7 @@ gathers the parameters before each forward and each backward.
 from collections import Counter
 from collections.abc import Iterator
 
+from parallel.edges import carried_size
 from parallel.figures import StepShape
 from parallel.layouts import microbatch_sizes
 from parallel.ledger import Event, Operation, Phase, Total
@@ -65,7 +66,7 @@ def padded_length(plan: Plan, shape: StepShape, stream: str) -> int:
 
 
 def _microbatch_events(share: Share, shape: StepShape, size: int, entries: list[Entry]) -> Iterator[Event]:
-    num_readers = sum(bool(chunk.blocks("decoder")) for chunk in share.chunks)
+    num_readers = sum(bool(chunk.kv_blocks) for chunk in share.chunks)
     for entry in entries:
         # The memory enters once a stage, everything else once a block or a rank.
         times = num_readers if entry.style == "memory_entry" else 1
@@ -74,8 +75,8 @@ def _microbatch_events(share: Share, shape: StepShape, size: int, entries: list[
             yield _in_model(share, entry, "all_reduce", positions * shape.accumulated_bytes, "forward")
             yield _in_model(share, entry, "all_reduce", 2 * positions * shape.accumulated_bytes, "forward")
             continue
-        is_block = ".block." in entry.module
-        for operation, phase in _entry_operations(entry, is_again=is_block and share.layout.recompute == "full"):
+        is_again = share.layout.recompute == "full" and share.runs(entry.module)
+        for operation, phase in _entry_operations(entry, is_again=is_again):
             event = _in_model(share, entry, operation, positions * share.config.width * shape.dtype_bytes, phase)
             yield from [event] * times
     yield from _edge_events(share, shape, size)
@@ -116,13 +117,20 @@ def _edge_events(share: Share, shape: StepShape, size: int) -> Iterator[Event]:
             ("send" if last else "receive", "backward"),
         )
         for name in edge.carries:
-            positions = share.sequence_shard(padded_length(share.plan, shape, name)) * size
+            positions, width = carried_size(
+                share.config,
+                name,
+                source_length=shape.source_length,
+                target_length=shape.target_length,
+                tp=share.layout.tp,
+                sp=share.layout.sp,
+            )
             for operation, phase in directions:
                 yield Event(
                     operation=operation,
                     axis="pp",
                     group_size=2,
-                    payload_bytes=positions * share.config.width * shape.dtype_bytes,
+                    payload_bytes=positions * width * size * shape.dtype_bytes,
                     site=edge.name,
                     stream=name,
                     phase=phase,

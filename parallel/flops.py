@@ -12,6 +12,9 @@ head width:
     core backward   materialised: twice the forward. fused: 2.5 times, because the kernel computes the scores again
     recompute       full: the forward of blocks once more; selective: the cores
 
+Where keys and values are shipped (`parallel/edges.py`), their products run on the stage that makes the memory, outside
+of blocks: recomputation does not repeat them.
+
 Causal attention counts every score: the kernels of matrix products compute them all, and what a fused kernel skips
 depends on its tile size. `models.costs` halves causal scores on request. Hardware FLOPs are these, with padding,
 replicated work and recomputation; model FLOPs are three times the forward of the unpadded sequences, whatever is
@@ -57,6 +60,10 @@ def _microbatch(share: Share, shape: StepShape, size: int) -> dict[str, PhaseFlo
         count = len(share.blocks(side))
         for part, flops in _block(share, shape, side, size).items():
             parts[part] += flops.times(count)
+    shipped = keys_values_flops(share, shape, size)
+    if share.num_shipped > 0:
+        # Made outside of blocks, and so never again.
+        parts["cross_attention"] += PhaseFlops(forward=shipped, backward=2 * shipped).times(share.num_shipped)
     if share.has_head:
         positions = padded_length(share.plan, shape, config.predicted_stream) * size
         product = 2 * positions * config.width * share.vocabulary("head.weight")
@@ -80,10 +87,18 @@ def _block(share: Share, shape: StepShape, side: Side, size: int) -> dict[str, P
     }
     if side == "decoder" and config.has_cross_attention:
         memory_length = padded_length(share.plan, shape, "memory")
-        entering = 2 * size * config.width * (length * query + memory_length * 2 * key)
+        entering = 2 * size * config.width * length * query
+        if share.kv_blocks:
+            entering += keys_values_flops(share, shape, size)
         core = _core(share, "cross", 4 * size * query * length * memory_length)
         parts["cross_attention"] = _products(share, entering + output) + core
     return parts
+
+
+def keys_values_flops(share: Share, shape: StepShape, size: int) -> int:
+    """Of the product that makes keys and values of a decoder block, 2 b S D 2K H, forward."""
+    width = 2 * share.num_kv_heads * share.config.head_width
+    return 2 * size * padded_length(share.plan, shape, "memory") * share.config.width * width
 
 
 def _products(share: Share, forward: int) -> PhaseFlops:

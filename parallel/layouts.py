@@ -14,7 +14,7 @@ from parallel.mesh import Mesh
 from parallel.placement import Placement, check_chunks
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zb_h1", "zb_h2", "zb_v", "list"]
-Transport = Literal["relay", "direct"]
+Transport = Literal["relay", "direct", "kv"]
 MemoryGather = Literal["per_block", "per_stage"]
 SavedInput = Literal["shard", "whole"]
 Recompute = Literal["none", "selective", "full"]

@@ -42,13 +42,14 @@ def machine_profile(machine: Machine, config: ModelConfig, layout: Layout, shape
     """
     layout.check_model(config)
     counted = Profile.of_flops(config, layout, shape)
-    moved = traffic_bytes(config, layout, counted.shape)
+    # Pieces are those of whole blocks, whoever makes keys and values.
+    moved = traffic_bytes(config, layout.replace(transport="relay"), counted.shape)
     collectives = _collectives(machine, config, layout, counted.shape)
     per_flop, per_byte = machine.flops_seconds(1.0, shape.dtype_bytes), machine.traffic_seconds(1.0)
     link = slowest_link(machine, layout)
     pieces = {
         piece: per_flop * getattr(counted, piece) + per_byte * moved.get(piece, Work()) + collectives[piece]
-        for piece in PIECES
+        for piece in (*PIECES, "keys_values", "memory_entry")
     }
     return dataclasses.replace(
         counted,
@@ -76,7 +77,7 @@ def _collectives(machine: Machine, config: ModelConfig, layout: Layout, shape: S
         num_encoder_blocks=min(1, config.num_encoder_blocks), num_decoder_blocks=min(1, config.num_decoder_blocks)
     )
     alone = layout.replace(
-        pp=1, dp=1, chunks=1, placement="linear", schedule="1f1b", cut="even", zero=0, microbatches=1
+        pp=1, dp=1, chunks=1, placement="linear", schedule="1f1b", cut="even", zero=0, transport="relay", microbatches=1
     )
     made = plan(small, alone)
     share = share_of(made, Coordinate(dp=0, pp=0, cp=0, tp=0))
@@ -96,6 +97,10 @@ def _collectives(machine: Machine, config: ModelConfig, layout: Layout, shape: S
         else:
             work = Work(0.0, seconds, 0.0)
         works[_piece(event.site)] += work
+        if event.site == "decoder.memory":
+            works["memory_entry"] += work
+        elif event.site.endswith("cross_attention.kv") and event.phase != "recompute":
+            works["keys_values"] += work
     return works
 
 

@@ -37,7 +37,7 @@ def parallelize(model: Model, plan: Plan, comm: Comm) -> Model:
     Parameters stay without values: `materialise` draws them.
     """
     ranges = [(stage.first, stage.last) for stage in plan.stages_of(comm.coordinate.pp)]
-    slice_model(model, plan.config, *ranges)
+    slice_model(model, plan.config, *ranges, ships_keys_values=plan.layout.transport == "kv")
     shard_parameters(model, plan, comm)
     swap_modules(model, plan, comm)
     tie(model, plan.config)

@@ -11,6 +11,8 @@
     norms, each                                        D [+ D]
     head, last stage                                   V D [+ V] [+ D^2 + D + a norm]
 
+Where keys and values are shipped, D 2K [+ 2K] of every cross-attention stand on the stage that makes the memory.
+
 The biases of row-parallel products, norms, positions, types and features are whole on every tp rank. A tied tensor with
 several names on one stage counts once, under the first of them; on each further stage a copy counts again.
 
@@ -44,7 +46,7 @@ def parameter_counts(share: Share) -> ParameterCounts:
         embedding=sum(matrices.get(f"{side}.embedding.token.weight", 0) + _around_tokens(share, side) for side in ends),
         relative_bias=len(here) * tables,
         self_attention=num_self * attention_parameters(share),
-        cross_attention=num_cross * attention_parameters(share),
+        cross_attention=num_cross * attention_parameters(share) + share.num_shipped * _kv_parameters(share),
         ffn=num_self * ffn_parameters(share),
         norms=num_norms * norm_parameters(config),
         head=_around_head(share) + matrices.get("head.weight", 0) if share.has_head else 0,
@@ -57,6 +59,12 @@ def attention_parameters(share: Share) -> int:
     query, key = share.num_heads * config.head_width, share.num_kv_heads * config.head_width
     matrices = config.width * (query + 2 * key) + query * config.width
     return matrices + (query + 2 * key) * config.qkv_bias + config.width * config.attention_output_bias
+
+
+def _kv_parameters(share: Share) -> int:
+    """Of these, what makes keys and values: 2 D K [+ 2K]."""
+    config = share.config
+    return 2 * share.num_kv_heads * config.head_width * (config.width + config.qkv_bias)
 
 
 def ffn_parameters(share: Share) -> int:
@@ -111,6 +119,7 @@ def num_tensors(share: Share) -> int:
         if share.has_embedding(side):
             count += 2 * (side == "encoder" and config.feature_width > 0) + (config.positions == "learned")
             count += (side == sides(config)[0] and config.num_token_types > 0) + per_norm * config.embedding_norm
+    count += share.num_shipped * (1 + config.qkv_bias)
     if share.has_head:
         count += config.head_bias + (2 + per_norm) * config.head_transform
     return count
@@ -138,10 +147,8 @@ def replicated_parameters(share: Share) -> int:
     """Parameters of the one KV head that neighbouring tp ranks hold together: 2 H (D [+ 1]) an attention."""
     if share.num_kv_replicas == 1:
         return 0
-    config = share.config
-    num_self = sum(len(share.blocks(side)) for side in share.sides)
-    num_attentions = num_self + len(share.blocks("decoder")) * config.has_cross_attention
-    return num_attentions * 2 * config.head_width * (config.width + config.qkv_bias)
+    num_attentions = sum(len(share.blocks(side)) for side in share.sides) + len(share.kv_blocks)
+    return num_attentions * _kv_parameters(share)
 
 
 # ---- bytes ----------------------------------------------------------------------------------------------------------

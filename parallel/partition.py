@@ -7,19 +7,20 @@ embedding of a stack lives with the stack's first block, its final norm with its
     edges                                                  0 -> 1: source    1 -> 2: target, memory
 
 Any cut is legal. What crosses an edge follows from where it falls: `source` inside the encoder, `memory` at the
-boundary, `target` and `memory` inside a decoder that reads a memory. Left out: which cut costs least
-(`parallel/balance.py`).
+boundary, `target` and `memory` inside a decoder that reads a memory. Left out: other ways of the memory
+(`parallel/edges.py`), and which cut costs least (`parallel/balance.py`).
 """
 
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol, TypeAlias
 
 from models.config import ModelConfig
 from parallel.layouts import COSTED_CUTS, Layout
 
-Carried = Literal["source", "memory", "target"]
+Carried: TypeAlias = str
+"""`source`, `memory`, `target`, or the keys and values of a decoder block, `kv.3`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

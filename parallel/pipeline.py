@@ -1,6 +1,6 @@
 """Who runs the schedule: one executor over a table of actions, for one stage as for many, on one rank as on many.
 
-An edge carries named tensors (`source`, `memory`, `target`), forward the hidden states and backward their gradients.
+An edge carries named tensors (`source`, `memory`, `target`, `kv.3`), forward the states and backward their gradients.
 Token ids and masks never travel: every stage cuts its own microbatch from the batch. Shape, dtype and requires_grad of
 each tensor are checked here before data moves, because gloo accepts a message that is too short and dies of one that is
 too long. Between two stages of one rank tensors are handed over.
@@ -25,7 +25,7 @@ from models.model import Model
 from models.slicing import part_of
 from parallel.comm import Comm, Message, Pending, Site
 from parallel.deferral import Deferral
-from parallel.edges import Edge
+from parallel.edges import Edge, carried_size
 from parallel.held import Held
 from parallel.partition import Carried
 from parallel.plan import Plan
@@ -70,7 +70,10 @@ class Pipeline:
     def __init__(self, *, model: Model, plan: Plan, comm: Comm, deferral: Deferral, dtype: torch.dtype) -> None:
         self._model, self._plan, self._comm, self._deferral, self._dtype = model, plan, comm, deferral, dtype
         mine = plan.stages_of(comm.coordinate.pp)
-        self.parts = {stage.index: part_of(model, plan.config, stage.first, stage.last) for stage in mine}
+        ships = plan.layout.transport == "kv"
+        self.parts = {
+            stage.index: part_of(model, plan.config, stage.first, stage.last, ships_keys_values=ships) for stage in mine
+        }
         self._steps = with_transfers(plan.table, plan.edges)[comm.coordinate.pp]
         self._entering: dict[int, list[Edge]] = defaultdict(list)
         self._leaving: dict[int, list[Edge]] = defaultdict(list)
@@ -182,10 +185,16 @@ class Pipeline:
         return Message(tensor=tensor, site=Site(name=transfer.edge.name, stream=name))
 
     def _edge_shape(self, name: Carried, batch: Batch) -> tuple[int, int, int]:
-        length = batch.stream_length("target" if name == "target" else "source")
-        if self._plan.layout.sp:
-            length //= self._plan.layout.tp
-        return length, batch.num_sequences, self._plan.config.width
+        plan = self._plan
+        positions, width = carried_size(
+            plan.config,
+            name,
+            source_length=batch.stream_length("source") if plan.config.has_encoder else 0,
+            target_length=batch.stream_length("target") if plan.config.has_decoder else 0,
+            tp=plan.layout.tp,
+            sp=plan.layout.sp,
+        )
+        return positions, batch.num_sequences, width
 
     def _check(self, tensor: Tensor, expected: tuple[int, ...], name: str, transfer: Transfer) -> None:
         if tuple(tensor.shape) != expected or tensor.dtype != self._dtype:

@@ -9,8 +9,10 @@ A piece costs a forward, the input's half of its backward and the weights' half,
     unit "seconds"    busy seconds measured on one machine (`twinshard profile`)
 
 `head` is the last norm, the head and the loss. What a stage pays once for all its blocks of a side (masks, relative
-bias) is `encoder_stage` and `decoder_stage`; no FLOPs are counted there. A message over an edge costs `transfer_cost`
-and `byte_cost` for each of its bytes, in the same unit. All blocks of a side cost the same.
+bias) is `encoder_stage` and `decoder_stage`; no FLOPs are counted there. Where keys and values are shipped
+(`parallel/edges.py`), the stage that makes the memory pays `keys_values` for every decoder block elsewhere, and those
+blocks pay it no more, nor its recomputation; a measured profile does not tell it. A message over an edge costs
+`transfer_cost` and `byte_cost` for each of its bytes, in the same unit. All blocks of a side cost the same.
 
 A profile fits one model, one pair of lengths, one size of microbatch and the options that change what a rank computes.
 Left out: files (`parallel/profile_file.py`), which cut is best (`parallel/cuts.py`), collectives of tp.
@@ -23,9 +25,10 @@ from typing import Literal, Self, get_args
 from models.config import ModelConfig
 from models.costs import Side, block_flops
 from parallel.balance import Balance
-from parallel.edges import Edge
+from parallel.edges import Edge, carried_size
 from parallel.figures import PhaseFlops, StepShape
-from parallel.layouts import AttentionKernel, Layout, Recompute, microbatch_sizes
+from parallel.flops import keys_values_flops
+from parallel.layouts import AttentionKernel, Layout, Recompute, Transport, microbatch_sizes
 from parallel.partition import Carried, Stage
 from parallel.slices import Slices
 
@@ -63,6 +66,13 @@ class Work:
             self.backward_weight + other.backward_weight,
         )
 
+    def __sub__(self, other: "Work") -> "Work":
+        return Work(
+            self.forward - other.forward,
+            self.backward_input - other.backward_input,
+            self.backward_weight - other.backward_weight,
+        )
+
     def __mul__(self, factor: float) -> "Work":
         return Work(self.forward * factor, self.backward_input * factor, self.backward_weight * factor)
 
@@ -89,9 +99,13 @@ class Profile:
         unit: of all costs.
         config: the model.
         tp, sp, recompute, attention: what of a layout changes a rank's own work.
+        transport: `kv` where keys and values are shipped; the others cost a rank the same.
         source_length, target_length: positions of a sequence, 0 for a stream that the model lacks.
         num_sequences: of one microbatch.
         dtype_bytes: of an element.
+        keys_values: of a decoder block, what makes its keys and values, once: part of `decoder_block`.
+        memory_entry: what a stage pays for the memory to enter: part of `decoder_stage`. As parts of pieces, these two
+            stand in no file and tell no profiles apart.
         transfer_cost: of a message, whatever its size; 0 where it is not known.
         byte_cost: of each byte of a message; 0 where it is not known.
         machine: where it was measured, for readers only.
@@ -105,6 +119,7 @@ class Profile:
     sp: bool = False
     recompute: Recompute = "none"
     attention: AttentionKernel = "fused"
+    transport: Transport = "relay"
     source_length: int
     target_length: int
     num_sequences: int
@@ -116,6 +131,8 @@ class Profile:
     decoder_stage: Work = Work()
     decoder_block: Work = Work()
     head: Work = Work()
+    keys_values: Work = dataclasses.field(default=Work(), compare=False)
+    memory_entry: Work = dataclasses.field(default=Work(), compare=False)
     transfer_cost: float = 0.0
     byte_cost: float = 0.0
     machine: Mapping[str, str | int | float] = dataclasses.field(default_factory=dict, compare=False)
@@ -164,6 +181,11 @@ class Profile:
                 ours, theirs = getattr(self, name), getattr(layout, name)
                 if ours != theirs:
                     self._refuse(f"{name} = {ours!r}, and the layout has {theirs!r}")
+            if layout.transport == "kv" != self.transport and layout.pp > 1 and config.has_cross_attention:
+                raise ValueError(
+                    f"the profile of {self.config.name} does not tell what keys and values cost, and transport = 'kv' "
+                    "moves them to another stage: try transport = 'direct', or cut = 'flops' without a profile"
+                )
         if shape is None:
             return
         for name in ("source_length", "target_length", "dtype_bytes"):
@@ -194,7 +216,20 @@ class Profile:
             if count > 0:
                 here += getattr(self, f"{side}_stage") + count * getattr(self, f"{side}_block")
                 here += getattr(self, f"{side}_embedding") if first <= before else Work()
-        return here + (self.head if last == num_blocks else Work())
+        here += self.head if last == num_blocks else Work()
+        return self._shipped(here, first, last) if self.transport == "kv" else here
+
+    def _shipped(self, here: Work, first: int, last: int) -> Work:
+        """Cost of blocks, with keys and values of all decoder blocks made where the memory is."""
+        middle = self.config.num_encoder_blocks
+        num_readers = max(0, last - max(first, middle))
+        if first < middle <= last:
+            here += (self.config.num_decoder_blocks - num_readers) * self.keys_values
+            return here if num_readers else here + self.memory_entry
+        if not num_readers:
+            return here
+        again = Work(0.0, self.keys_values.forward * (self.recompute == "full"), 0.0)
+        return here - num_readers * (self.keys_values + again) - self.memory_entry
 
     @property
     def model(self) -> Work:
@@ -202,10 +237,16 @@ class Profile:
         return self.slice(0, self.config.num_blocks)
 
     def carried_bytes(self, name: Carried) -> int:
-        """Bytes of one tensor that crosses an edge: l b D e, l the rank's share of the padded length."""
-        multiple = self.tp if self.sp else 1
-        length = self.target_length if name == "target" else self.source_length
-        return -(-length // multiple) * self.num_sequences * self.config.width * self.dtype_bytes
+        """Bytes of one tensor that crosses an edge."""
+        positions, width = carried_size(
+            self.config,
+            name,
+            source_length=self.source_length,
+            target_length=self.target_length,
+            tp=self.tp,
+            sp=self.sp,
+        )
+        return positions * width * self.num_sequences * self.dtype_bytes
 
     def edge_bytes(self, edge: Edge) -> int:
         """Bytes of one microbatch's message over an edge, all its tensors together."""
@@ -225,7 +266,7 @@ class Profile:
 
         Args:
             config: the model.
-            layout: its tp, sp, recompute, attention and microbatches are read.
+            layout: its tp, sp, recompute, attention, transport and microbatches are read.
             shape: of a data-parallel rank's step.
 
         Raises:
@@ -233,11 +274,13 @@ class Profile:
         """
         shape.check(config)
         one = dataclasses.replace(shape, num_sequences=_microbatch(layout, shape), is_ragged=False)
-        slices = Slices(config=config, layout=layout, shape=one)
+        slices = Slices(config=config, layout=layout.replace(transport="relay"), shape=one)
         num_blocks = config.num_blocks
         first = slices.flops(0, 1)
         ends = slices.flops(num_blocks - 1, num_blocks)
-        head = ends["head"]
+        head, making = ends["head"], 0
+        if config.has_cross_attention:
+            making = keys_values_flops(slices.share(num_blocks - 1, num_blocks), one, one.num_sequences)
         return cls(
             unit="flops",
             config=config,
@@ -245,6 +288,7 @@ class Profile:
             sp=layout.sp,
             recompute=layout.recompute,
             attention=layout.attention,
+            transport=layout.transport,
             source_length=one.source_length if config.has_encoder else 0,
             target_length=one.target_length if config.has_decoder else 0,
             num_sequences=one.num_sequences,
@@ -254,6 +298,7 @@ class Profile:
             encoder_block=_block_work(slices, "encoder", 0) if config.has_encoder else Work(),
             decoder_block=_block_work(slices, "decoder", config.num_encoder_blocks) if config.has_decoder else Work(),
             head=_work(head, weight=head.forward),
+            keys_values=Work(float(making), float(making), float(making)),
         )
 
     @classmethod

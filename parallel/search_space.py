@@ -6,8 +6,9 @@
 A step is `num_sequences` over all devices, dealt evenly: dp ranks, microbatches, b sequences each. tp stays within a
 node. What cannot matter is left at its default, so that no layout is tried twice: one stage a pipeline has one schedule
 and cut, a model without memory gathers and sends none. Any field of a layout can be given; then only its value is
-tried. Left out: context parallelism, explicit cuts, schedules `list` and inputs kept whole (`saved_input`), which cost
-too much to be tried everywhere (`parallel/search.py` makes some), and who runs what: ZeRO needs the engine `deepspeed`.
+tried. Left out: context parallelism, explicit cuts, keys and values shipped instead of a memory, schedules `list` and
+inputs kept whole (`saved_input`), which cost too much to be tried everywhere (`parallel/search.py` makes some), and who
+runs what: ZeRO needs the engine `deepspeed`.
 """
 
 import dataclasses
@@ -26,6 +27,8 @@ CHUNKS = (1, 2, 3, 4, 8)
 PIPELINE_FIELDS = ("placement", "chunks", "schedule", "cut", "transport")
 """What a frame leaves open."""
 NAMED_SCHEDULES: tuple[Schedule, ...] = ("1f1b", "interleaved", "zb_h1", "zb_h2", "zb_v", "gpipe")
+TRANSPORTS: tuple[Transport, ...] = ("relay", "direct")
+"""Those that leave a block's work on its stage; bounds know no others."""
 CUTS: tuple[NamedCut, ...] = ("even", "aligned", "times", "flops", "parameters")
 CHUNKED_CUTS: tuple[NamedCut, ...] = ("even", "aligned", "times")
 """Of pipelines with several stages a rank, whose cuts take long: those that others have, and the one made for time."""
@@ -47,7 +50,8 @@ class Question:
         microbatch: sequences of a microbatch; None for any number.
         fixed: fields of layouts that are given.
 
-    Raises ValueError for numbers below 1, lengths that the model cannot read, or sequences that cannot be dealt.
+    Raises ValueError for numbers below 1, lengths that the model cannot read, sequences that cannot be dealt, or a cut
+    or transport that is not searched.
     """
 
     config: ModelConfig
@@ -76,6 +80,11 @@ class Question:
             told = list(cut) if isinstance(cut, tuple) else cut
             raise ValueError(
                 f"cut = {told} is not searched; choose one of {', '.join(CUTS)}, or plan without a machine"
+            )
+        if self.fixed.get("transport", "relay") not in TRANSPORTS:
+            raise ValueError(
+                f"transport = {self.fixed['transport']!r} is not searched; choose one of {', '.join(TRANSPORTS)}, or "
+                "plan without a machine"
             )
         if next(self.degrees(), None) is None:
             raise ValueError(self._why_none())
@@ -150,7 +159,7 @@ class Question:
             for cut in self._choices("cut", CUTS if chunks == 1 or "cut" in self.fixed else CHUNKED_CUTS):
                 if cut == "aligned" and not has_memory:
                     continue
-                ways = get_args(Transport) if has_memory and layout.num_stages > 2 else ("relay",)
+                ways = TRANSPORTS if has_memory and layout.num_stages > 2 else ("relay",)
                 for transport in self._choices("transport", ways, only=len(ways) == 1):
                     yield layout.replace(cut=cut, transport=transport)
 

@@ -81,6 +81,25 @@ class Share:
             held[side] = tuple(block - before for blocks in ranges for block in blocks)
         return held
 
+    @functools.cached_property
+    def kv_blocks(self) -> tuple[int, ...]:
+        """Indices, within the decoder, of the blocks whose keys and values are made here, of the memory."""
+        if not self.config.has_cross_attention:
+            return ()
+        if self.layout.transport != "kv":
+            return self.blocks("decoder")
+        return tuple(range(self.config.num_decoder_blocks)) if self.has_end("encoder") else ()
+
+    @property
+    def num_shipped(self) -> int:
+        """Blocks elsewhere whose keys and values are made here, or, negative, blocks here that get theirs."""
+        return len(self.kv_blocks) - len(self.blocks("decoder")) * self.config.has_cross_attention
+
+    def runs(self, module: str) -> bool:
+        """Whether the block that a module belongs to runs here."""
+        number = self.plan.block_number(module)
+        return any(stage.first <= number < stage.last for stage in self.stages)
+
     def has_embedding(self, side: Side) -> bool:
         """Whether the stack's first block, and so its embedding, lives here."""
         return 0 in self.blocks(side)
@@ -111,7 +130,10 @@ class Share:
         side: Side = "encoder" if stack == "encoder" else "decoder"
         child, _, rest = rest.partition(".")
         if child == "block":
-            return int(rest.partition(".")[0]) in self.blocks(side)
+            index, _, inside = rest.partition(".")
+            return int(index) in (self.kv_blocks if inside == "cross_attention.kv" else self.blocks(side))
+        if child == "memory":
+            return bool(self.kv_blocks)
         if child == "embedding":
             return self.has_embedding(side)
         return self.has_end(side) if child == "norm" else bool(self.blocks(side))

@@ -127,7 +127,12 @@ class ColumnLinear(nn.Module):
         self.deferral: Deferral | None = None
 
     def forward(self, x_LBD: Tensor) -> tuple[Tensor, ...]:
-        out_LBU = column_product(
+        out_LBU = self.joined(x_LBD)
+        return (out_LBU,) if len(self.parts) == 1 else out_LBU.split(self.parts, dim=-1)
+
+    def joined(self, x_LBD: Tensor) -> Tensor:
+        """The parts side by side."""
+        return column_product(
             x_LBD,
             self.weight,
             self.bias,
@@ -136,7 +141,6 @@ class ColumnLinear(nn.Module):
             site=self.site,
             deferral=self.deferral,
         )
-        return (out_LBU,) if len(self.parts) == 1 else out_LBU.split(self.parts, dim=-1)
 
 
 class RowLinear(nn.Module):

@@ -12,9 +12,9 @@ names and in microbatches in flight: one is run for all. What has been run is pu
     microbatches                  the first's for all but the last
     peak                          the schedule played with what each microbatch keeps (`parallel/activations.py`)
 
-Ranks with several stages, and those that split their backward, are run whole. Parameters and what follows the last
-backward are never put together: they are those of the whole stage. `compose=False`
-runs all blocks and all microbatches instead, which must and does give the same.
+Ranks with several stages, those that split their backward and those of pipelines that ship keys and values are run
+whole. Parameters and what follows the last backward are never put together: they are those of the whole stage.
+`compose=False` runs all blocks and all microbatches instead, which must and does give the same.
 """
 
 import dataclasses
@@ -75,7 +75,7 @@ def trace(
     shape.check(plan.config)
     plan.layout.check_sequences(shape.num_sequences * plan.layout.dp)
     wanted = shares(plan) if ranks is None else ranks
-    is_plain = plan.layout.chunks == 1 and not is_split(plan.table)
+    is_plain = plan.layout.chunks == 1 and plan.layout.transport != "kv" and not is_split(plan.table)
     if not compose or not is_plain:
         return tuple(_run_whole(share, shape) for share in wanted)
     run: dict[Any, _Run] = {}

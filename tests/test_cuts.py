@@ -217,7 +217,7 @@ def test_what_a_rank_keeps_is_told_at_its_fullest_moment() -> None:
     assert fullest(parse("0F0 0I0 0F1 0F2 0I1 0I2 0W0 0W1 0W2")[0]) == {0: (2, 1)}
 
 
-@pytest.mark.parametrize("transport", ["relay", "direct"])
+@pytest.mark.parametrize("transport", ["relay", "direct", "kv"])
 @pytest.mark.parametrize(("pp", "chunks"), [(4, 1), (2, 2)])
 def test_stages_pay_for_every_tensor_that_is_sent(transport: Transport, pp: int, chunks: int) -> None:
     config = model(3, 4)

@@ -63,7 +63,7 @@ CUTS = "choose one of even, aligned, parameters, flops, times, memory or a list 
                 "schedules for 'v' are gpipe, zb_v, list"
             ),
         ),
-        ({"transport": "air"}, "transport = 'air'; choose one of relay, direct"),
+        ({"transport": "air"}, "transport = 'air'; choose one of relay, direct, kv"),
         ({"cp": 0}, "cp = 0; it must be at least 1"),
         ({"zero": 4, "dp": 2}, "zero = 4; choose 0 (off), 1, 2 or 3"),
         ({"zero": "1", "dp": 2}, "zero = '1'; it must be a whole number"),

@@ -44,6 +44,20 @@ def test_slices_compose_to_the_whole_at_every_cut(architecture: Architecture, po
         assert torch.equal(run(sliced(model, config, cuts), batch)["logits"], whole["logits"]), cuts
 
 
+def test_slices_that_ship_keys_and_values_compose_to_the_whole_at_every_cut() -> None:
+    config = small_config("encoder_decoder", positions="relative")
+    model, batch = small_model(config), small_batch(config)
+    whole = model(batch, {})
+    for cuts in all_cuts(config.num_blocks):
+        hidden: Hidden = {}
+        for ends in itertools.pairwise(cuts):
+            part = slice_model(copy.deepcopy(model), config, ends, ships_keys_values=True)
+            # Only what makes the memory may read it.
+            hidden.pop("memory", None)
+            hidden |= part(batch, hidden)
+        assert torch.equal(hidden["logits"], whole["logits"]), cuts
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_slices_draw_the_dropout_masks_of_the_whole(architecture: Architecture) -> None:
     config = small_config(

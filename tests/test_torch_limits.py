@@ -29,6 +29,10 @@ def test_torch_still_refuses_fewer_microbatches_than_stages() -> None:
         (Layout(cp=2), "context_parallel shards the attention of one stream and has no causal kernel on CPUs: cp = 2"),
         (Layout(tp=4), "gives no KV head to two ranks: 2 KV heads over tp = 4; try a tp that divides them"),
         (Layout(pp=2, transport="direct", microbatches=2), "torch's stages send to the next stage only"),
+        (
+            Layout(pp=2, transport="kv", microbatches=2),
+            "to the next stage only: transport = 'kv'; use transport = 'relay'",
+        ),
         (Layout(pp=2), "at least as many microbatches as stages: 1 over 2; try microbatches = 2"),
         (Layout(pp=2, schedule="zb_h1"), "no schedule 'zb_h1'; use one of gpipe, 1f1b, interleaved"),
         (

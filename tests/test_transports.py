@@ -16,7 +16,7 @@ from parallel.machine_profile import machine_profile
 from parallel.plans import plan
 from parallel.share import shares
 from parallel.step_time import step_time
-from parallel.transports import KeysAndValues, TransportCost, chosen_way, transport_costs
+from parallel.transports import TransportCost, chosen_way, transport_costs
 from tests.small_models import small_config
 
 MACHINE = load_machine("a100")
@@ -52,7 +52,7 @@ def test_a_relayed_memory_crosses_every_edge_behind_its_maker() -> None:
     }
 
 
-@pytest.mark.parametrize("way", ["relay", "direct"])
+@pytest.mark.parametrize("way", ["relay", "direct", "kv"])
 @pytest.mark.parametrize(
     "layout",
     [
@@ -86,14 +86,20 @@ def test_keys_and_values_take_two_widths_a_block() -> None:
     assert edge_bytes(told["kv"]) == {(0, 1): 512, (1, 2): kv, (1, 3): 2 * kv, (2, 3): target}
 
 
-def test_keys_and_values_move_work_and_add_none() -> None:
+@pytest.mark.parametrize("changes", [{}, {"tp": 2, "sp": True, "memory_gather": "per_block", "recompute": "full"}])
+def test_keys_and_values_move_work_and_add_none(changes: dict[str, Any]) -> None:
     config = small_config("encoder_decoder", **BLOCKS)
-    profile = machine_profile(MACHINE, config, LAYOUT, shape(LAYOUT))
-    kv = KeysAndValues(machine=MACHINE, profile=profile, layout=LAYOUT)
-    assert kv.slice(0, 6).total == pytest.approx(profile.slice(0, 6).total, rel=1e-12)
-    assert kv.slice(2, 3).total == pytest.approx(profile.slice(2, 3).total + 3 * kv.block.total, rel=1e-12)
-    assert kv.slice(3, 5).total == pytest.approx(profile.slice(3, 5).total - 2 * kv.block.total, rel=1e-12)
-    assert kv.slice(0, 2) == profile.slice(0, 2)
+    layout = LAYOUT.replace(**changes)
+    kept, moved = (
+        machine_profile(MACHINE, config, layout.replace(transport=way), shape(layout)) for way in ("direct", "kv")
+    )
+    made = moved.keys_values
+    again = made.forward * (layout.recompute == "full")
+    assert made.total > 0.0
+    assert moved.slice(0, 6).total == pytest.approx(kept.slice(0, 6).total, rel=1e-12)
+    assert moved.slice(2, 3).total == pytest.approx(kept.slice(2, 3).total + 3 * made.total, rel=1e-12)
+    assert moved.slice(3, 5).total == pytest.approx(kept.slice(3, 5).total - 2 * (made.total + again), rel=1e-12)
+    assert moved.slice(0, 2) == kept.slice(0, 2)
 
 
 def test_a_cut_by_costs_knows_who_makes_keys_and_values() -> None:
@@ -111,7 +117,7 @@ def test_ways_that_are_run_take_as_long_as_their_steps() -> None:
     config = named_model("t5-small")
     layout = Layout(pp=4, microbatches=8, cut="times")
     step = shape(layout, source_length=128, target_length=64)
-    for cost in transport_costs(MACHINE, config, layout, step)[:2]:
+    for cost in transport_costs(MACHINE, config, layout, step):
         own = step_time(MACHINE, config, layout.replace(transport=cost.way), step)
         assert cost.timeline == own.timeline
 
@@ -126,12 +132,19 @@ def test_what_waits_is_what_was_sent_and_not_yet_used() -> None:
     assert told.waiting_bytes <= filled.waiting_bytes <= 4 * told.waiting_bytes
 
 
-def test_the_default_is_what_the_numbers_choose() -> None:
-    config = named_model("t5-large")
-    for pp, cut in ((4, "even"), (8, "times"), (16, "aligned")):
-        layout = Layout(pp=pp, microbatches=4 * pp, cut=cut)  # type: ignore[arg-type]
-        told = transport_costs(MACHINE, config, layout, shape(layout, source_length=512, target_length=512))
-        assert chosen_way(told).way == Layout().transport
+@pytest.mark.parametrize(("pp", "cut"), [(4, "times"), (8, "times"), (16, "aligned")])
+def test_the_default_is_what_the_numbers_choose_for_a_balanced_cut(pp: int, cut: Any) -> None:
+    layout = Layout(pp=pp, microbatches=4 * pp, cut=cut)
+    told = costs(layout, named_model("t5-large"), source_length=512, target_length=512)
+    assert chosen_way(list(told.values())).way == Layout().transport
+
+
+def test_keys_and_values_pay_where_a_cut_leaves_the_encoder_less_to_do() -> None:
+    layout = Layout(pp=4, microbatches=16, cut="even")
+    told = costs(layout, named_model("t5-large"), source_length=512, target_length=512)
+    seconds = {way: cost.timeline.makespan_seconds for way, cost in told.items()}
+    assert seconds["kv"] < 0.97 * seconds["direct"]
+    assert told["kv"].egress_bytes > 10 * told["direct"].egress_bytes
 
 
 def test_the_command_tells_every_way_with_its_bytes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,8 +152,10 @@ def test_the_command_tells_every_way_with_its_bytes(capsys: pytest.CaptureFixtur
     assert answer(("transports", *words)) == 0
     told = json.loads(capsys.readouterr().out)
     assert [way["way"] for way in told["ways"]] == ["relay", "direct", "kv"]
-    assert [way["is_run"] for way in told["ways"]] == [True, True, False]
-    assert told["chosen"] in ("relay", "direct")
+    assert [way["is_run"] for way in told["ways"]] == [True, True, True]
+    chunked = (*words, "--chunks", "2", "--placement", "interleaved", "--schedule", "interleaved")
+    assert answer(("transports", *chunked)) == 0
+    assert [way["is_run"] for way in json.loads(capsys.readouterr().out)["ways"]] == [True, True, False]
     assert all(way["egress_bytes"] <= way["sent_bytes"] for way in told["ways"])
 
 

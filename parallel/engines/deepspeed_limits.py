@@ -32,4 +32,7 @@ def _pipeline_limits(layout: Layout) -> Iterator[str]:
     if layout.schedule != "1f1b":
         yield f"deepspeed's pipeline runs 1F1B only: schedule = {layout.schedule!r}; use schedule = '1f1b'"
     if layout.transport != "relay":
-        yield "deepspeed's stages send to their neighbours only: transport = 'direct'; use transport = 'relay'"
+        yield (
+            f"deepspeed's stages send to their neighbours only: transport = {layout.transport!r}; "
+            "use transport = 'relay'"
+        )

@@ -17,6 +17,7 @@ from models.initial import canonical_name
 from models.model import Model
 from parallel.comm import Comm, Site
 from parallel.deferral import Deferral
+from parallel.edges import not_run
 from parallel.engines.engine import OptimizerName, Quantity, StepFacts, labelled
 from parallel.engines.gathered import Gathered, put_together
 from parallel.gradients import Gradients
@@ -34,7 +35,7 @@ def unsupported(_config: ModelConfig, layout: Layout) -> str | None:
         return f"the native engine does not run context parallelism yet: cp = {layout.cp}; use cp = 1"
     if layout.zero:
         return f"the native engine keeps optimizer states whole: zero = {layout.zero}; use zero = 0"
-    return None
+    return not_run(layout)
 
 
 class NativeEngine:

@@ -35,8 +35,8 @@ def _tensor_limits(config: ModelConfig, layout: Layout) -> Iterator[str]:
 def _pipeline_limits(layout: Layout) -> Iterator[str]:
     if layout.pp == 1:
         return
-    if layout.transport == "direct":
-        yield "torch's stages send to the next stage only: transport = 'direct'; use transport = 'relay'"
+    if layout.transport != "relay":
+        yield f"torch's stages send to the next stage only: transport = {layout.transport!r}; use transport = 'relay'"
     if layout.schedule not in SCHEDULES:
         yield f"the torch engine has no schedule {layout.schedule!r}; use one of {', '.join(SCHEDULES)}"
     if layout.schedule == "gpipe" and layout.chunks > 1:
