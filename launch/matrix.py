@@ -62,7 +62,7 @@ OPTIONS: dict[str, tuple[Value, ...]] = {
     "cut": ("even", "aligned", "mixed"),
     "blocks": tuple(_BLOCKS),
     "schedule": tuple(_SCHEDULES),
-    "transport": ("relay", "direct"),
+    "transport": ("relay", "direct", "kv"),
     "tying": ("none", "head", "source_target", "all"),
     "front_end": ("tokens", "features"),
     "data": ("full", "ragged", "text"),
@@ -112,6 +112,14 @@ RULES = (
         ("mesh", "cut", "blocks", "schedule"),
         lambda mesh, cut, blocks, schedule: (
             cut != "mixed" or not _has_chunks(schedule) or 2 * _num_stages(mesh) < sum(_BLOCKS[blocks])
+        ),
+    ),
+    Rule(
+        "keys and values are shipped to other stages, one a rank",
+        ("mesh", "architecture", "schedule", "transport"),
+        lambda mesh, architecture, schedule, transport: (
+            transport != "kv"
+            or (architecture == "encoder_decoder" and _num_stages(mesh) > 1 and not _has_chunks(schedule))
         ),
     ),
     Rule("without stages nothing is cut", ("mesh", "cut"), lambda mesh, cut: cut == "even" or _num_stages(mesh) > 1),

@@ -20,6 +20,7 @@ REDUNDANT = (
     "without stages nothing is cut",
     "a mixed stage needs more blocks than stages",
     "only what sp makes products gather is kept whole",
+    "keys and values are shipped to other stages, one a rank",
 )
 """Rules about choices that contradict nothing, but say nothing new."""
 
