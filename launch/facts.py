@@ -178,10 +178,12 @@ def _of_stage(flops: Mapping[tuple[int, int], int], stage: Stage) -> int:
 def _owner(name: str, plan: Plan, rank: int) -> int:
     """The stage of a rank that a parameter counts under: the first that uses it."""
     mine, block = plan.stages_of(rank), plan.block_number(name)
-    if block != NO_BLOCK:
-        return next(stage.index for stage in mine if stage.first <= block < stage.last)
-    side = name.partition(".")[0]
     boundary = plan.config.num_encoder_blocks
+    if block != NO_BLOCK:
+        holding = [stage for stage in mine if stage.first <= block < stage.last]
+        # For a block elsewhere, keys and values are made where the memory is.
+        return (holding or [stage for stage in mine if stage.first < boundary <= stage.last])[0].index
+    side = name.partition(".")[0]
     using = [stage for stage in mine if side != "encoder" or stage.first < boundary]
     using = [stage for stage in using if side != "decoder" or stage.last > boundary]
     using = [stage for stage in using if side != "head" or stage.last == plan.config.num_blocks]

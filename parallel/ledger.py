@@ -33,7 +33,8 @@ class Event:
     """One communication of one rank.
 
     `axis` names the group (`tp`, `dp`, `pp`, `model` for tp x pp, `tied`, `kv_replica`), `site` the place in the model,
-    `stream` the stream whose tensor it is (`source`, `memory`, `target`, or `none` for gradients and scalars).
+    `stream` the stream whose tensor it is (`source`, `memory`, `target`, keys and values of a decoder block as they
+    cross an edge, `kv.3`, or `none` for gradients and scalars).
     Where only the recorder saw it, the four are `unknown`.
     """
 

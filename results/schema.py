@@ -160,7 +160,7 @@ class EdgeFacts:
     edge: str
     """`0>1` forward, `1>0` backward."""
     tensor: str
-    """`source`, `memory` or `target`."""
+    """`source`, `memory`, `target`, or keys and values of a decoder block, `kv.3`."""
     count: int
     payload_bytes: int
 

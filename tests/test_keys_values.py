@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from launch.case import Case
+from launch.facts import stage_facts
 from launch.parity import LARGEST_ERROR, Parity
 from models.costs import parameter_counts
 from models.initial import canonical_name
@@ -21,7 +23,9 @@ from parallel.engines.engine import unsupported
 from parallel.figures import StepShape, differences
 from parallel.held import Held
 from parallel.layouts import Layout
+from parallel.mesh import Coordinate
 from parallel.partition import stages_of
+from parallel.plan import WHOLE
 from parallel.plans import plan
 from parallel.predict import predict
 from parallel.profile import Profile, Work
@@ -204,6 +208,24 @@ def test_a_measured_profile_does_not_tell_what_moves() -> None:
     measured = dataclasses.replace(Profile.of_flops(CONFIG, Layout(microbatches=3), shape), unit="seconds")
     with pytest.raises(ValueError, match=r"does not tell what keys and values cost, and transport = 'kv' moves them"):
         plan(CONFIG, shipping(pp=2, cut="times"), measured)
+
+
+def test_a_record_counts_what_makes_them_under_the_maker() -> None:
+    planned, reports = plan(CONFIG, ALIGNED), []
+    for rank in range(2):
+        with rank_of(planned, rank) as comm:
+            shapes = {name: (WHOLE, tuple(one.shape)) for name, one in part_of(planned, comm).named_parameters()}
+        untimed: Any = SimpleNamespace(
+            coordinate=Coordinate(dp=0, pp=rank, cp=0, tp=0),
+            shards=shapes,
+            counted=SimpleNamespace(forward_flops={}),
+            facts=SimpleNamespace(peak_saved_bytes=0),
+            steps=(),
+        )
+        reports.append(untimed)
+    shape = StepShape(num_sequences=3, source_length=7, target_length=5)
+    expected = [told.figures.parameters.total for told in predict(planned, shape)]
+    assert [row.parameters for row in stage_facts(planned, reports)] == expected
 
 
 def test_chunks_are_refused_before_any_process_starts() -> None:
