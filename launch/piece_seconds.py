@@ -19,7 +19,8 @@ import torch
 from launch.env import BackendChoice, world
 from launch.passage import Part, Passage
 from launch.provenance import provenance
-from parallel.profile import PIECES, Profile, Work
+from parallel.profile import PIECES, Profile
+from parallel.work import Work
 
 Samples: TypeAlias = dict[tuple[str, Part], list[float]]
 """Busy seconds of every repetition of a piece's part."""

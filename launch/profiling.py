@@ -17,8 +17,9 @@ from models.config import ModelConfig
 from models.matching import long_enough, twins
 from parallel.grain import grain
 from parallel.layouts import AttentionKernel, Layout, Recompute
-from parallel.profile import PIECES, Profile, Unit, Work
+from parallel.profile import PIECES, Profile, Unit
 from parallel.profile_file import save
+from parallel.work import Work
 
 MEASURED_DTYPES = ("float32", "bfloat16", "float64")
 _PARTS = ("forward", "backward_input", "backward_weight")

@@ -23,9 +23,10 @@ from parallel.edges import Edge
 from parallel.grain import sublayer_shares
 from parallel.partition import Carried, crossing
 from parallel.placement import Placement, stage_ranks
-from parallel.profile import GRAINS, Profile, Work
+from parallel.profile import GRAINS, Profile
 from parallel.simulate import StageSeconds, TransferCost
 from parallel.stage_costs import message_seconds, seconds_of
+from parallel.work import Work
 
 Grained = Literal["block", "sublayer"]
 

@@ -22,9 +22,10 @@ from parallel.machine import Link, Machine
 from parallel.mesh import Coordinate
 from parallel.plan import Plan
 from parallel.plans import plan
-from parallel.profile import PIECES, Profile, Work
+from parallel.profile import PIECES, Profile
 from parallel.share import share_of
 from parallel.traffic import traffic_bytes
+from parallel.work import Work
 
 
 def machine_profile(machine: Machine, config: ModelConfig, layout: Layout, shape: StepShape) -> Profile:

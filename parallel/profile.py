@@ -31,52 +31,11 @@ from parallel.flops import keys_values_flops
 from parallel.layouts import AttentionKernel, Layout, Recompute, Transport, microbatch_sizes
 from parallel.partition import Carried, Stage
 from parallel.slices import Slices
+from parallel.work import NO_WORK, Work
 
 Unit = Literal["flops", "seconds"]
 GRAINS: dict[Unit, float] = {"flops": 1.0, "seconds": 1e15}
 """Cuts are compared in whole FLOPs or femtoseconds."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Work:
-    """Cost of one microbatch, in the unit of a profile: FLOPs or seconds."""
-
-    forward: float = 0.0
-    backward_input: float = 0.0
-    backward_weight: float = 0.0
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if not 0.0 <= getattr(self, field.name) < float("inf"):
-                raise ValueError(f"{field.name} = {getattr(self, field.name)}; a cost is a number, 0 or more")
-
-    @property
-    def backward(self) -> float:
-        """Both halves."""
-        return self.backward_input + self.backward_weight
-
-    @property
-    def total(self) -> float:
-        return self.forward + self.backward
-
-    def __add__(self, other: "Work") -> "Work":
-        return Work(
-            self.forward + other.forward,
-            self.backward_input + other.backward_input,
-            self.backward_weight + other.backward_weight,
-        )
-
-    def __sub__(self, other: "Work") -> "Work":
-        return Work(
-            self.forward - other.forward,
-            self.backward_input - other.backward_input,
-            self.backward_weight - other.backward_weight,
-        )
-
-    def __mul__(self, factor: float) -> "Work":
-        return Work(self.forward * factor, self.backward_input * factor, self.backward_weight * factor)
-
-    __rmul__ = __mul__
 
 
 PIECES = (
@@ -124,15 +83,15 @@ class Profile:
     target_length: int
     num_sequences: int
     dtype_bytes: int = 4
-    encoder_embedding: Work = Work()
-    encoder_stage: Work = Work()
-    encoder_block: Work = Work()
-    decoder_embedding: Work = Work()
-    decoder_stage: Work = Work()
-    decoder_block: Work = Work()
-    head: Work = Work()
-    keys_values: Work = dataclasses.field(default=Work(), compare=False)
-    memory_entry: Work = dataclasses.field(default=Work(), compare=False)
+    encoder_embedding: Work = NO_WORK
+    encoder_stage: Work = NO_WORK
+    encoder_block: Work = NO_WORK
+    decoder_embedding: Work = NO_WORK
+    decoder_stage: Work = NO_WORK
+    decoder_block: Work = NO_WORK
+    head: Work = NO_WORK
+    keys_values: Work = dataclasses.field(default=NO_WORK, compare=False)
+    memory_entry: Work = dataclasses.field(default=NO_WORK, compare=False)
     transfer_cost: float = 0.0
     byte_cost: float = 0.0
     machine: Mapping[str, str | int | float] = dataclasses.field(default_factory=dict, compare=False)

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from models.config import ModelConfig
-from parallel.profile import PIECES, Profile, Work
+from parallel.profile import PIECES, Profile
 from parallel.toml_text import read, table_lines, value_text
+from parallel.work import Work
 
 FORMAT = 1
 _LAYOUT = ("tp", "sp", "recompute", "attention")

@@ -28,12 +28,13 @@ from parallel.machine_profile import machine_profile, slowest_link
 from parallel.mesh import Coordinate
 from parallel.partition import Carried, crossing, first_blocks, stages_of
 from parallel.placement import stage_ranks
-from parallel.profile import PIECES, Profile, Work
+from parallel.profile import PIECES, Profile
 from parallel.rank_bytes import RankBytes
 from parallel.search_answer import Closest
 from parallel.search_space import Question
 from parallel.stage_costs import stage_seconds
 from parallel.step_time import updated_bytes
+from parallel.work import Work
 
 SPLIT = ("zb_h1", "zb_h2", "zb_v")
 """Schedules with backwards in two halves."""

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from parallel.edges import Edge
 from parallel.partition import Stage
-from parallel.profile import Profile, Work
+from parallel.profile import Profile
 from parallel.schedule import Direction
 from parallel.simulate import StageSeconds, TransferCost, TransferSeconds
+from parallel.work import Work
 
 
 def stage_seconds(profile: Profile, stages: Sequence[Stage]) -> StageSeconds:

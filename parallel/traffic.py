@@ -16,8 +16,8 @@ from models.config import ModelConfig
 from models.costs import sides
 from parallel.figures import StepShape
 from parallel.layouts import Layout, Recompute
-from parallel.profile import Work
 from parallel.slices import Slices
+from parallel.work import Work
 
 FORWARD_PASSES, BACKWARD_PASSES = 2, 3
 _BLOCKS = 3

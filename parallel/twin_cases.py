@@ -18,7 +18,8 @@ from parallel.layouts import Layout
 from parallel.line import Grained
 from parallel.machine import Machine
 from parallel.machine_profile import machine_profile
-from parallel.profile import Profile, Work
+from parallel.profile import Profile
+from parallel.work import Work
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

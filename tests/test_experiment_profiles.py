@@ -10,9 +10,10 @@ from launch.cli import answer
 from launch.experiment import Experiment, load, resolve
 from launch.profiles import wanted
 from parallel.plans import plan
-from parallel.profile import Profile, Work
+from parallel.profile import Profile
 from parallel.profile_file import load as load_profile
 from parallel.profile_file import save
+from parallel.work import Work
 
 PAIR: dict[str, Any] = {
     "architecture": "encoder_decoder",

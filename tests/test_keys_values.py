@@ -28,9 +28,10 @@ from parallel.partition import stages_of
 from parallel.plan import WHOLE
 from parallel.plans import plan
 from parallel.predict import predict
-from parallel.profile import Profile, Work
+from parallel.profile import Profile
 from parallel.schedule import Product
 from parallel.trace import trace
+from parallel.work import Work
 from tests.engine_steps import engine_case, proved
 from tests.one_rank import part_of, rank_of
 from tests.rank import Worker
@@ -167,7 +168,7 @@ def test_the_lost_gradient_of_one_block_is_noticed(two_ranks: Ranks) -> None:
 @pytest.mark.parametrize(
     ("layout", "changes"),
     [
-        (shipping(pp=2, cut=(4,), recompute="full", attention="materialised", microbatches=2), {"final_norm": False}),
+        (shipping(pp=2, cut=(4,), recompute="full", attention="materialised", microbatches=1), {"final_norm": False}),
         (shipping(pp=2, cut=(3,), tp=4, sp=True, memory_gather="per_block", schedule="zb_h2", microbatches=2), TIED),
     ],
     ids=lambda given: given.label if isinstance(given, Layout) else "",

@@ -14,9 +14,10 @@ from parallel.layouts import Layout
 from parallel.partition import Carried, stages_of
 from parallel.plans import plan
 from parallel.predict import predict
-from parallel.profile import PIECES, Profile, Work
+from parallel.profile import PIECES, Profile
 from parallel.profile_file import load, save
 from parallel.share import shares
+from parallel.work import Work
 from tests.sampled_layouts import samples
 from tests.small_models import ARCHITECTURES, small_config
 

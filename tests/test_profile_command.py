@@ -25,8 +25,9 @@ from models.named import named_model
 from parallel.figures import StepShape
 from parallel.layouts import Layout
 from parallel.plans import plan
-from parallel.profile import PIECES, Profile, Work
+from parallel.profile import PIECES, Profile
 from parallel.profile_file import load
+from parallel.work import Work
 from tests.small_models import ARCHITECTURES, small_config
 
 ROOT = Path(__file__).resolve().parent.parent
