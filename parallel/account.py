@@ -75,6 +75,9 @@ def model_forward_flops(share: Share, shape: StepShape) -> int:
     for side in share.sides:
         block = block_flops(config, side, shape.source_length, shape.target_length, count)
         whole += len(share.blocks(side)) * block.total
+    if share.num_shipped:
+        block = block_flops(config, "decoder", shape.source_length, shape.target_length, count)
+        whole += share.num_shipped * block.cross_memory
     if "encoder" in share.sides and share.has_embedding("encoder"):
         whole += embedding_flops(config, shape.source_length, count)
     if not share.has_head:

@@ -18,6 +18,7 @@ from launch.facts import stage_facts
 from launch.parity import LARGEST_ERROR, Parity
 from models.costs import parameter_counts
 from models.initial import canonical_name
+from parallel.account import account
 from parallel.edges import Edge, edges
 from parallel.engines.engine import unsupported
 from parallel.figures import StepShape, differences
@@ -209,6 +210,14 @@ def test_a_measured_profile_does_not_tell_what_moves() -> None:
     measured = dataclasses.replace(Profile.of_flops(CONFIG, Layout(microbatches=3), shape), unit="seconds")
     with pytest.raises(ValueError, match=r"does not tell what keys and values cost, and transport = 'kv' moves them"):
         plan(CONFIG, shipping(pp=2, cut="times"), measured)
+
+
+def test_what_a_rank_s_part_needs_moves_with_the_work() -> None:
+    """Without padding, recomputation and a fused kernel, hardware executes what the mathematics needs."""
+    shape = StepShape(num_sequences=3, source_length=7, target_length=5)
+    for cut in itertools.combinations(range(1, 6), 2):
+        for told in account(plan(CONFIG, shipping(pp=3, cut=cut, attention="materialised")), shape):
+            assert told.prediction.figures.flops.total == 3 * told.model_forward_flops
 
 
 def test_a_record_counts_what_makes_them_under_the_maker() -> None:
