@@ -11,10 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.config import Activation, ModelConfig
+from models.elementwise import gelu_tanh_gated, rms_norm, silu_gated, split
 
 
 class Norm(nn.Module):
     """Layer norm (arXiv 1607.06450), or root-mean-square norm without mean and bias (arXiv 1910.07467)."""
+
+    root_mean_square: Callable[..., Tensor] = staticmethod(rms_norm)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -27,7 +30,7 @@ class Norm(nn.Module):
         """Same shape."""
         if self.kind == "layernorm":
             return F.layer_norm(hidden, self.weight.shape, self.weight, self.bias, self.eps)
-        return F.rms_norm(hidden, self.weight.shape, self.weight, self.eps)
+        return self.root_mean_square(hidden, self.weight.shape, self.weight, self.eps)
 
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -51,7 +54,7 @@ class FusedLinear(nn.Module):
     def forward(self, hidden: Tensor) -> tuple[Tensor, ...]:
         """One [..., part] for each of `parts`."""
         out = self.joined(hidden)
-        return (out,) if len(self.parts) == 1 else torch.split(out, list(self.parts), dim=-1)
+        return (out,) if len(self.parts) == 1 else split(out, self.parts)
 
     def joined(self, hidden: Tensor) -> Tensor:
         """The parts side by side, [..., sum(parts)]."""
@@ -85,11 +88,11 @@ def _gelu_tanh(hidden: Tensor) -> Tensor:
     return F.gelu(hidden, approximate="tanh")
 
 
-ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS: dict[Activation, Callable[..., Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "gelu_tanh": _gelu_tanh,
-    "swiglu": F.silu,
-    "geglu": _gelu_tanh,
+    "swiglu": silu_gated,
+    "geglu": gelu_tanh_gated,
 }
-"""Of the only part of `up`, or of the gate (arXiv 2002.05202); GEGLU has the tanh form, as T5 v1.1 does."""
+"""Of the only part of `up`, or of the gate and what it is multiplied with."""

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.config import ModelConfig
+from models.elementwise import rotated
 
 
 class PositionTables:
@@ -88,7 +89,7 @@ class Rope:
     def rotate(self, q_LBNH: Tensor, k_LBKH: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys of positions 0 to L - 1, rotated."""
         cos_L11F, sin_L11F = self._tables.get(q_LBNH.shape[0], q_LBNH)
-        return _rotate(q_LBNH, cos_L11F, sin_L11F), _rotate(k_LBKH, cos_L11F, sin_L11F)
+        return rotated(q_LBNH, cos_L11F, sin_L11F), rotated(k_LBKH, cos_L11F, sin_L11F)
 
     def _make(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
         angles_L11F = _angles(length, self.head_width, self.theta, device, dtype)[:, None, None]
@@ -136,8 +137,3 @@ class RelativeBias(nn.Module):
 def _angles(length: int, width: int, theta: float, device: torch.device, dtype: torch.dtype) -> Tensor:
     frequencies = 1.0 / theta ** (torch.arange(0, width, 2, device=device, dtype=dtype) / width)
     return torch.arange(length, device=device, dtype=dtype)[:, None] * frequencies
-
-
-def _rotate(heads_LBNH: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = heads_LBNH.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

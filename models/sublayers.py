@@ -130,8 +130,5 @@ class Ffn(Sublayer):
 
     def forward(self, hidden_LBD: Tensor) -> Tensor:
         """hidden_LBD -> hidden_LBD."""
-        gate, *up = self.up(self.enter(hidden_LBD))
-        inner = self.activation(gate)
-        if up:
-            inner = inner * up[0]
+        inner = self.activation(*self.up(self.enter(hidden_LBD)))
         return self.leave(hidden_LBD, self.down(self.inner_dropout(inner)))

@@ -75,6 +75,13 @@ def parities(worker: Worker, cases: list[Case]) -> list[Parity]:
     return [check_parity(case, groups=worker.groups, rank=worker.rank, device=CPU) for case in cases]
 
 
+def test_what_llama_is_made_of_equals_one_process(two_ranks: Ranks) -> None:
+    llama = small_config("decoder_only", norm="rmsnorm", positions="rope", activation="swiglu")
+    layouts = [Layout(tp=2, sp=True), Layout(dp=2, zero=3)]
+    for parity in two_ranks.run(parities, [case_of(llama, layout) for layout in layouts])[0]:
+        assert parity.failures == ()
+
+
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.label)
 def test_a_step_equals_one_process(layout: Layout, two_ranks: Ranks) -> None:
     architectures = ARCHITECTURES if layout in OF_ALL_ARCHITECTURES else ("encoder_decoder",)

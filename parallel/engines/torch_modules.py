@@ -6,6 +6,7 @@ Its styles know `nn.Linear` and `nn.Embedding` only, so what is fused or bare is
     TokenEmbedding                nn.Embedding
     RelativeBias                  table, an nn.Embedding
     Head                          projection, an nn.Linear
+    Norm                          itself, by torch's own operator: DTensor does not shard a function of ours
 
 `Origin` says which rows of which parameter of the model a rewritten one is. A model that is not sharded over tp stays
 as it is.
@@ -15,13 +16,14 @@ import dataclasses
 import re
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.config import ModelConfig
 from models.embedding import TokenEmbedding
 from models.head import Head
 from models.initial import canonical_name
-from models.layers import FusedLinear
+from models.layers import FusedLinear, Norm
 from models.model import Model
 from models.positions import RelativeBias
 
@@ -86,6 +88,8 @@ def rewrite(model: Model, config: ModelConfig) -> None:
             setattr(model.get_submodule(parent), leaf, TableBias(config, is_causal=module.is_causal))
         elif isinstance(module, Head):
             setattr(model.get_submodule(parent), leaf, ProjectingHead(module))
+        elif isinstance(module, Norm):
+            module.root_mean_square = F.rms_norm
 
 
 def _embedding(token: TokenEmbedding) -> nn.Embedding:
