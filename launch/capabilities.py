@@ -7,7 +7,8 @@
 
 All cases have two ranks and share launches; after a failure the others go on in a new one (`launch/proof.py`).
 `twinshard capabilities --out results/capabilities.csv` writes the table of the report again; a test says when it has to
-be. Left out: which case shows a feature (`launch/features.py`).
+be. Left out: which case shows a feature (`launch/features.py`), and the transformers engine, which has no second rank:
+`twinshard verify --engine transformers` compares that one.
 """
 
 from collections import Counter
@@ -23,14 +24,16 @@ from launch.rank_options import backend_option, timeout_option
 from launch.sheets import Cell, Format, Sheet, csv_text, format_option, show
 from launch.verify import follow
 from models.config import Architecture
-from parallel.engines.engine import ENGINES, EngineName, unsupported
+from parallel.engines.engine import PARTITIONING_ENGINES, EngineName, unsupported
 
 COLUMNS = ("engine", "architecture", "feature", "axis", "layout", "status", "worst_relative_error", "reason")
 Row = dict[str, Cell]
 
 
 @click.command("capabilities")
-@click.option("--engine", "engines", type=click.Choice(ENGINES), multiple=True, help="Again for more [default: all].")
+@click.option(
+    "--engine", "engines", type=click.Choice(PARTITIONING_ENGINES), multiple=True, help="Again for more [default: all]."
+)
 @click.option("--architecture", "architectures", type=click.Choice(tuple(ARCHITECTURES)), multiple=True)
 @click.option("--feature", "features", type=click.Choice(tuple(FEATURES)), multiple=True)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write all rows to this CSV file too.")
@@ -61,7 +64,11 @@ def capabilities_command(
     """  # noqa: D301 - click reads the character
     if out is not None and not out.parent.is_dir():
         raise ValueError(f"cannot write {out}: there is no folder {out.parent}")
-    asked = list(capabilities(engines or ENGINES, architectures or tuple(ARCHITECTURES), features or tuple(FEATURES)))
+    asked = list(
+        capabilities(
+            engines or PARTITIONING_ENGINES, architectures or tuple(ARCHITECTURES), features or tuple(FEATURES)
+        )
+    )
     rows = found(asked, backend=backend, timeout_seconds=timeout)
     if out is not None:
         out.write_text(csv_text(COLUMNS, rows), encoding="utf-8", newline="")

@@ -10,7 +10,7 @@
 
 Each is one change of a plain case: untied, as many blocks on both stages, full sequences of one length, full
 microbatches. So a case that is wrong names what is wrong. Torch-free. Left out: features together
-(`launch/matrix.py`).
+(`launch/matrix.py`), and the engine that partitions nothing: every place of its would be a refusal.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from typing import Any
 from launch.case import Case
 from models.config import Architecture, ModelConfig
 from models.named import named_model
-from parallel.engines.engine import ENGINES, EngineName
+from parallel.engines.engine import PARTITIONING_ENGINES, EngineName
 from parallel.layouts import Layout
 
 ARCHITECTURES: dict[Architecture, str] = {
@@ -99,7 +99,7 @@ class Capability:
 
 
 def capabilities(
-    engines: Sequence[EngineName] = ENGINES,
+    engines: Sequence[EngineName] = PARTITIONING_ENGINES,
     architectures: Sequence[Architecture] = tuple(ARCHITECTURES),
     features: Sequence[str] = tuple(FEATURES),
 ) -> Iterator[Capability]:

@@ -1,4 +1,4 @@
-"""How do the weights of a published checkpoint become ours?
+"""How do the weights of a published checkpoint become ours, and ours theirs?
 
     ours  =  theirs, stacked row by row, transposed where stored as [in, out]       tables in `models.checkpoint_names`
 
@@ -73,6 +73,41 @@ def translate(config: ModelConfig, state_dict: Mapping[str, Tensor], family: str
     return values
 
 
+def store_weights(
+    values: Mapping[str, Tensor], state_dict: Mapping[str, Tensor], config: ModelConfig, family: str
+) -> None:
+    """Copy whole parameters of ours into the entries of a state dict as transformers has it: `translate` undone.
+
+    Args:
+        values: by qualified name; of a tied parameter any of its names will do.
+        state_dict: entries keep their device and dtype. What is no parameter of the model stays as it is.
+        config: of the whole model.
+        family: `model_type` of the state dict.
+
+    Raises ValueError as `translate` does, of what the entries hold in the end.
+    """
+    names = CHECKPOINT_NAMES[family]
+    entries = {_plain_name(name, names.prefix): value for name, value in state_dict.items()}
+    groups = {name: group for group in config.tie_groups for name in group}
+    with torch.no_grad():
+        for value_name, value in values.items():
+            for rows in [rows for name in groups.get(value_name, (value_name,)) for rows in _places(name, names)]:
+                if entries.keys() >= set(rows):
+                    _split_into([(row, entries[row]) for row in rows], value, names)
+    translate(config, state_dict, family)
+
+
+def _split_into(rows: list[tuple[str, Tensor]], value: Tensor, names: CheckpointNames) -> None:
+    """Copies the rows of one parameter of ours into theirs, in their order."""
+    theirs = [entry.t() if _is_transposed(row, names) else entry for row, entry in rows]
+    for entry, part in zip(theirs, value.split([entry.shape[0] for entry in theirs]), strict=True):
+        entry.copy_(part)
+
+
+def _is_transposed(row: str, names: CheckpointNames) -> bool:
+    return row.endswith(".weight") and row.split(".")[-2] in names.transposed
+
+
 def _plain_name(name: str, prefix: str) -> str:
     # Checkpoints converted from TensorFlow call the parameters of a norm gamma and beta.
     name = re.sub(r"\.gamma$", ".weight", name.removeprefix(prefix))
@@ -90,10 +125,7 @@ def _places(name: str, names: CheckpointNames) -> list[list[str]]:
 
 def _stacked(rows: list[str], values: list[Tensor], module: nn.Module, names: CheckpointNames) -> Tensor:
     """Their tensors one below the other, each as [out, in]."""
-    values = [
-        value.t() if row.endswith(".weight") and row.split(".")[-2] in names.transposed else value
-        for row, value in zip(rows, values, strict=True)
-    ]
+    values = [value.t() if _is_transposed(row, names) else value for row, value in zip(rows, values, strict=True)]
     if len(values) == 1:
         return values[0]
     assert isinstance(module, FusedLinear)

@@ -17,7 +17,7 @@ from launch.features import FEATURES, Capability, capabilities
 from launch.parity import KINDS, LARGEST_ERROR, Parity, Worst, case_batch
 from launch.proof import Verdict
 from models.config import Architecture
-from parallel.engines.engine import ENGINES, EngineName, unsupported
+from parallel.engines.engine import PARTITIONING_ENGINES, EngineName, unsupported
 from parallel.sequence import deal
 from results import capabilities as stored
 from tests.judging import with_cells
@@ -47,7 +47,7 @@ def test_the_table_has_every_engine_architecture_and_feature() -> None:
     assert list(rows) == list(map(place, ALL))
     assert {place(one)[:3] for one in ALL} == {
         (engine, architecture, feature)
-        for engine in ENGINES
+        for engine in PARTITIONING_ENGINES
         for architecture in get_args(Architecture)
         for feature in FEATURES
     }
@@ -58,7 +58,7 @@ def test_the_table_has_every_engine_architecture_and_feature() -> None:
         assert row["status"] != "equal" or float(row["worst_relative_error"]) <= LARGEST_ERROR, key
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", PARTITIONING_ENGINES)
 def test_the_table_tells_what_an_engine_refuses_today(engine: EngineName) -> None:
     if engine in ("deepspeed", "fairscale") and importlib.util.find_spec(engine) is None:
         pytest.skip(f"needs {engine}: pip install 'twinshard[engines]'")

@@ -21,13 +21,15 @@ def test_names_of_engines_are_known_without_torch() -> None:
     ("text", "near"), [("Native", "native"), ("pytorch", "torch"), ("deep-speed", "deepspeed"), ("fair", "fairscale")]
 )
 def test_an_unknown_engine_is_told_with_the_nearest(text: str, near: str) -> None:
-    line = f"engine = {text!r}; choose one of native, torch, deepspeed, fairscale; the nearest is {near!r}"
+    line = (
+        f"engine = {text!r}; choose one of native, torch, deepspeed, fairscale, transformers; the nearest is {near!r}"
+    )
     with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
         engine_name(text)
     assert [engine_name(name) for name in ENGINES] == list(ENGINES)
 
 
-@pytest.mark.parametrize("name", ["deepspeed", "fairscale"])
+@pytest.mark.parametrize("name", ["deepspeed", "fairscale", "transformers"])
 def test_an_engine_that_is_not_installed_says_how_to_get_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _package: None)
     told = unsupported(engine_name(name), small_config("decoder_only"), Layout())

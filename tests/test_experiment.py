@@ -61,7 +61,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "name of no file": ({"name": "../escape"}, "experiment: name: '../escape' is no name"),
     "unknown engine": (
         {"engine": ["native", "pytorch"]},
-        "experiment: engine = 'pytorch'; choose one of native, torch, deepspeed, fairscale; the nearest is 'torch'",
+        (
+            "experiment: engine = 'pytorch'; choose one of native, torch, deepspeed, fairscale, transformers; "
+            "the nearest is 'torch'"
+        ),
     ),
     "engine of another type": ({"engine": 3}, "experiment: engine = 3; it must be text"),
     "no engine": ({"engine": []}, "experiment: engine is an empty list"),

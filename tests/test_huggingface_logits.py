@@ -37,7 +37,7 @@ from transformers import (
 from models.architectures import build
 from models.batch import Batch, synthetic_batch
 from models.config import ModelConfig
-from models.huggingface_weights import load_weights, translate
+from models.huggingface_weights import load_weights, store_weights, translate
 from models.slicing import slice_model
 from tests.tolerances import LOGITS_ATOL
 
@@ -83,6 +83,10 @@ CASES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "bart_scaled": (BartConfig, BartForConditionalGeneration, BART | {"scale_embedding": True}),
     "mbart": (MBartConfig, MBartForConditionalGeneration, BART | {"scale_embedding": True}),
 }
+
+
+ZERO = ("final_logits_bias",)
+"""An entry that is no parameter of ours."""
 
 
 def perturb(model: nn.Module) -> None:
@@ -244,6 +248,18 @@ def test_a_bias_of_the_logits_that_is_not_zero_is_refused() -> None:
     weights = model.state_dict()
     with pytest.raises(ValueError, match="final_logits_bias is not zero"):
         translate(config, weights | {"final_logits_bias": torch.ones(1, 31)}, family)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_of_ours_become_theirs_again(case: str) -> None:
+    model, config, family = published(case)
+    weights = model.state_dict()
+    values = translate(config, weights, family)
+    emptied = {name: value if name in ZERO else torch.full_like(value, float("nan")) for name, value in weights.items()}
+    store_weights(values, emptied, config, family)
+    assert all(torch.equal(emptied[name], value) for name, value in weights.items())
+    with pytest.raises(ValueError, match="the checkpoint lacks"):
+        store_weights(values, {}, config, family)
 
 
 def test_a_slice_is_loaded_from_the_whole_checkpoint() -> None:

@@ -49,7 +49,10 @@ def no_process() -> Iterator[None]:
         (["--quick"], "--quick is a choice of cases: it needs --matrix"),
         (["--timeout", "0"], "timeout = 0 s; it must be positive"),
         (["--degree", "2"], "No such option"),
-        (["--engine", "pytorch"], "'pytorch' is not one of 'native', 'torch', 'deepspeed', 'fairscale'"),
+        (
+            ["--engine", "pytorch"],
+            "'pytorch' is not one of 'native', 'torch', 'deepspeed', 'fairscale', 'transformers'",
+        ),
         (["--engine", "torch", "--pp", "2"], "nothing to prove: torch's 1F1B wants at least as many microbatches as"),
     ],
 )

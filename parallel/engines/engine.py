@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from parallel.engines.gathered import Gathered
     from parallel.pipeline import Observer
 
-EngineName = Literal["native", "torch", "deepspeed", "fairscale"]
+EngineName = Literal["native", "torch", "deepspeed", "fairscale", "transformers"]
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
+PARTITIONING_ENGINES = tuple(name for name in ENGINES if name != "transformers")
+"""Without the one that runs whole models only."""
 OptimizerName = Literal["sgd", "adamw"]
 Quantity = Literal["gradient", "weight"]
 
@@ -35,8 +37,9 @@ _CLASSES: dict[EngineName, str] = {
     "torch": "TorchEngine",
     "deepspeed": "DeepspeedEngine",
     "fairscale": "FairscaleEngine",
+    "transformers": "TransformersEngine",
 }
-_EXTRAS: tuple[EngineName, ...] = ("deepspeed", "fairscale")
+_EXTRAS: tuple[EngineName, ...] = ("deepspeed", "fairscale", "transformers")
 """Engines that are a package of the same name, installed only by who wants them."""
 
 
