@@ -50,30 +50,39 @@ class _RmsNorm(torch.autograd.Function):
         return gradient_x, gradient_weight, None
 
 
-def rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Heads [..., H] whose two halves are coordinates, turned by angles [..., H/2]."""
-    turned: Tensor = _Rotation.apply(heads, cos, sin)  # type: ignore[no-untyped-call]
-    return turned
+def rotated(heads_LBNH: Tensor, cos: Tensor, sin: Tensor, *, by_head: bool) -> Tensor:
+    """Heads whose two halves are coordinates, turned by angles [L, 1, 1, H/2]; same shape.
+
+    With `by_head` the result is [B, N, L, H] in memory: attention reads a head's keys one after the other, and faster.
+    Not so for queries: what attention gives lies in memory as they do, and is needed as [L, B, N, H].
+    """
+    turned_LBNH: Tensor = _Rotation.apply(heads_LBNH, cos, sin, by_head)  # type: ignore[no-untyped-call]
+    return turned_LBNH
 
 
 class _Rotation(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(ctx: Any, heads_LBNH: Tensor, cos: Tensor, sin: Tensor, by_head: bool) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _turned(heads, cos, sin, 1.0)
+        length, *batch_and_heads, width = heads_LBNH.shape
+        if by_head:
+            turned_LBNH = heads_LBNH.new_empty(*batch_and_heads, length, width).permute(2, 0, 1, 3)
+        else:
+            turned_LBNH = heads_LBNH.new_empty(heads_LBNH.shape)
+        return _turn(heads_LBNH, cos, sin, 1.0, out=turned_LBNH)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (gradient,) = gradients
         cos, sin = ctx.saved_tensors
-        return _turned(gradients[0], cos, sin, -1.0), None, None
+        return _turn(gradient, cos, sin, -1.0, out=gradient.new_empty(gradient.shape)), None, None, None
 
 
-def _turned(heads: Tensor, cos: Tensor, sin: Tensor, sign: float) -> Tensor:
-    turned = heads.new_empty(heads.shape)
-    (first, second), (to_first, to_second) = heads.chunk(2, dim=-1), turned.chunk(2, dim=-1)
+def _turn(heads: Tensor, cos: Tensor, sin: Tensor, sign: float, *, out: Tensor) -> Tensor:
+    (first, second), (to_first, to_second) = heads.chunk(2, dim=-1), out.chunk(2, dim=-1)
     torch.mul(first, cos, out=to_first).addcmul_(second, sin, value=-sign)
     torch.mul(second, cos, out=to_second).addcmul_(first, sin, value=sign)
-    return turned
+    return out
 
 
 def silu_gated(gate: Tensor, up: Tensor) -> Tensor:

@@ -89,7 +89,8 @@ class Rope:
     def rotate(self, q_LBNH: Tensor, k_LBKH: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys of positions 0 to L - 1, rotated."""
         cos_L11F, sin_L11F = self._tables.get(q_LBNH.shape[0], q_LBNH)
-        return rotated(q_LBNH, cos_L11F, sin_L11F), rotated(k_LBKH, cos_L11F, sin_L11F)
+        turned_LBNH = rotated(q_LBNH, cos_L11F, sin_L11F, by_head=False)
+        return turned_LBNH, rotated(k_LBKH, cos_L11F, sin_L11F, by_head=True)
 
     def _make(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
         angles_L11F = _angles(length, self.head_width, self.theta, device, dtype)[:, None, None]

@@ -28,7 +28,8 @@ FORMULAS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], list[tup
         lambda x, w: F.rms_norm(x, (6,), w, 0.1),
         [(5, 2, 6), (6,)],
     ),
-    "rotated": (lambda x: rotated(x, COS, SIN), turned, [(5, 2, 3, 6)]),
+    "rotated queries": (lambda x: rotated(x, COS, SIN, by_head=False), turned, [(5, 2, 3, 6)]),
+    "rotated keys": (lambda x: rotated(x, COS, SIN, by_head=True), turned, [(5, 2, 3, 6)]),
     "silu_gated": (silu_gated, lambda gate, up: F.silu(gate) * up, [(5, 2, 6), (5, 2, 6)]),
     "gelu_tanh_gated": (gelu_tanh_gated, gelu_gated, [(5, 2, 6), (5, 2, 6)]),
 }
@@ -77,3 +78,19 @@ def test_a_gate_gives_both_gradients_as_one_tensor() -> None:
         halves = plain.chunk(2, dim=-1)
         (F.silu(halves[order[0]]) * halves[order[1]]).sum().backward()
         torch.testing.assert_close(product.grad, plain.grad)
+
+
+def test_what_attention_gives_lies_as_its_output_product_reads_it() -> None:
+    """Otherwise it is copied, and kept twice."""
+
+    def lies_right(queries_by_head: bool) -> bool:
+        q_LBNH, k_LBKH = (
+            rotated(drawn(5, 2, heads, 6), COS, SIN, by_head=is_by_head)
+            for heads, is_by_head in ((4, queries_by_head), (2, True))
+        )
+        q, k, v = (heads.permute(1, 2, 0, 3) for heads in (q_LBNH, k_LBKH, drawn(5, 2, 2, 6)))
+        out_BNLH = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return out_BNLH.permute(2, 0, 1, 3).is_contiguous()
+
+    assert lies_right(queries_by_head=False)
+    assert not lies_right(queries_by_head=True)
