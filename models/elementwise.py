@@ -21,8 +21,8 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, shape: tuple[int, ...], weight: Tensor, eps: float) -> Tensor:
-    """`F.rms_norm` over the last dim; half precision is left to it."""
-    if x.dtype not in (torch.float32, torch.float64):
+    """`F.rms_norm` over the last dim; half precision and GPUs, which have a kernel for it, are left to it."""
+    if x.is_cuda or x.dtype not in (torch.float32, torch.float64):
         half: Tensor = F.rms_norm(x, shape, weight, eps)
         return half
     y: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.elementwise import split
 from parallel.collectives import enter, leave
 from parallel.comm import Comm, Site
 from parallel.deferral import Deferral, Gather, product
@@ -128,7 +129,7 @@ class ColumnLinear(nn.Module):
 
     def forward(self, x_LBD: Tensor) -> tuple[Tensor, ...]:
         out_LBU = self.joined(x_LBD)
-        return (out_LBU,) if len(self.parts) == 1 else out_LBU.split(self.parts, dim=-1)
+        return (out_LBU,) if len(self.parts) == 1 else split(out_LBU, self.parts)
 
     def joined(self, x_LBD: Tensor) -> Tensor:
         """The parts side by side."""
