@@ -14,16 +14,8 @@ from parallel.layouts import Layout
 
 ROOT = Path(__file__).resolve().parent.parent
 
-PAIR: dict[str, Any] = {
-    "architecture": "encoder_decoder",
-    "width": 8,
-    "num_heads": 2,
-    "ffn_width": 16,
-    "num_encoder_blocks": 2,
-    "num_decoder_blocks": 2,
-    "vocabulary": 264,
-    "max_length": 32,
-}
+SIZES: dict[str, Any] = {"width": 8, "num_heads": 2, "ffn_width": 16, "vocabulary": 264, "max_length": 32}
+PAIR: dict[str, Any] = {"architecture": "encoder_decoder", "num_encoder_blocks": 2, "num_decoder_blocks": 2, **SIZES}
 TABLE: dict[str, Any] = {
     "name": "small",
     "models": {"pair": PAIR, "single": {"twin_of": "pair", "architecture": "decoder_only"}},
