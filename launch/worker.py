@@ -3,9 +3,10 @@
     predict and trace every cell, alone  ->  join the other ranks
     `interleave` cells:  build, prove, count each  ->  warm up  ->  blocks  ->  timed rounds  ->  records
 
-Cells of a group take turns: a round runs each of them once, so that a slow minute of the machine falls on all alike.
-Rank 0 writes records. A cell that is not equal to one process, or whose ledger is not what was recorded, becomes a
-failed record and is not timed. A rank that raises leaves a note (`launch/failure.py`), and the launch ends.
+Cells of a group take turns: a round runs each of them once, in an order of its own, so that a slow minute of the
+machine falls on all alike. A timed step comes right after one that is not, as in a training run. Rank 0 writes records.
+A cell that is not equal to one process, or whose ledger is not what was recorded, becomes a failed record and is not
+timed. A rank that raises leaves a note (`launch/failure.py`), and the launch ends.
 
     python -m launch.worker FILE OUTPUT FOLDER BACKEND TIMEOUT [CELL ...]     started by `launch/sweep.py`
     torchrun ... -m launch FILE                                               from outside, by `launch/outside.py`
@@ -15,11 +16,12 @@ import contextlib
 import dataclasses
 import gc
 import math
+import random
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from launch.cell import Cell
 from launch.data import Batches, data_facts
@@ -49,6 +51,8 @@ from launch.spans import action_facts, profile_facts, span_facts, typical_step
 from parallel.comm import Groups
 from parallel.plan import Plan
 from results.schema import FigureFacts, ParityFacts, Record
+
+T = TypeVar("T")
 
 
 class Trial:
@@ -98,8 +102,8 @@ class Worker:
             ("timing", settings.repeats),
             ("parts", NUM_PART_STEPS if settings.parts else 0),
         ):
-            for _ in range(rounds):
-                for trial in trials:
+            for index in range(rounds):
+                for trial in shuffled(trials, f"{phase} {index}"):
                     with self._at(trial.run.cell, phase):
                         self._step(trial, phase)
         gc.enable()
@@ -108,6 +112,9 @@ class Worker:
 
     @staticmethod
     def _step(trial: Trial, phase: str) -> None:
+        if phase in ("timing", "parts"):
+            # The turns of others have emptied caches and moved the allocator's memory about.
+            trial.run.settle()
         if phase == "blocks":
             trial.block_steps.append(trial.run.time_blocks())
         elif phase == "timing":
@@ -217,6 +224,11 @@ class Worker:
             "edges": edge_facts(reports),
             "operators": operator_facts(reports),
         }
+
+
+def shuffled(turns: Sequence[T], seed: str) -> list[T]:
+    """In an order of its own for each round, the same on all ranks: nobody always comes after the same one."""
+    return random.Random(seed).sample(turns, len(turns))
 
 
 def _slowest(lists: list[list[float]]) -> list[float]:

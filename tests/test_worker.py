@@ -19,7 +19,7 @@ from launch.measure import Parities, Run
 from launch.parity import Parity, Worst
 from launch.progress import Place, num_steps, read_lines
 from launch.record import read_record
-from launch.worker import Worker, expect_all
+from launch.worker import Worker, expect_all, shuffled
 from models.batch import synthetic_batch
 from models.costs import block_costs, forward_flops, parameter_counts
 from parallel.comm import Groups
@@ -170,7 +170,15 @@ def test_cells_take_turns_and_the_lines_of_progress_are_as_many_as_promised(here
     done = [line for line in lines if line.event != "begin"]
     assert len(done) == len(chosen) * num_steps(chosen[0].settings)
     timed = [line.cell for line in done if line.phase == "timing"]
-    assert timed == [cell.name for cell in chosen] * 3
+    rounds = [timed[start : start + len(chosen)] for start in range(0, len(timed), len(chosen))]
+    assert [sorted(one) for one in rounds] == [sorted(cell.name for cell in chosen)] * 3
+
+
+def test_rounds_have_orders_of_their_own_that_are_the_same_on_every_rank() -> None:
+    orders = [shuffled(range(9), f"timing {index}") for index in range(5)]
+    assert len(set(map(tuple, orders))) == 5
+    assert orders[0] == shuffled(range(9), "timing 0")
+    assert [sorted(order) for order in orders] == [list(range(9))] * 5
 
 
 def test_cells_that_are_not_interleaved_are_recorded_one_by_one(here: World, tmp_path: Path) -> None:
