@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
@@ -147,6 +148,8 @@ def _summarise(outcome: Outcome, folder: Path, console: Console) -> None:
         if names or word == "measured"
     ]
     console.print(f"{', '.join(told)}; records are in {folder}", highlight=False, soft_wrap=True)
+    for reason, count in Counter(outcome.unsupported.values()).items():
+        console.print(f"{count} unsupported: {reason}", highlight=False, soft_wrap=True)
     if outcome.strangers:
         console.print(
             f"{len(outcome.strangers)} records there belong to no cell of this experiment, such as "

@@ -36,7 +36,13 @@ _OPTIONS = (
     ),
     click.option("--chunks", default=_DEFAULT.chunks, show_default=True, help="Stages of each pipeline rank."),
     click.option("--placement", type=click.Choice(get_args(Placement)), default=_DEFAULT.placement, show_default=True),
-    click.option("--transport", type=click.Choice(get_args(Transport)), default=_DEFAULT.transport, show_default=True),
+    click.option(
+        "--transport",
+        type=click.Choice(get_args(Transport)),
+        default=_DEFAULT.transport,
+        show_default=True,
+        help="Of the memory: from stage to stage, from its maker to all, or as keys and values (one stage a rank).",
+    ),
     click.option(
         "--memory-gather", type=click.Choice(get_args(MemoryGather)), default=_DEFAULT.memory_gather, show_default=True
     ),

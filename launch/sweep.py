@@ -51,7 +51,8 @@ class Outcome:
     """How a sweep ended: names of cells, each in one list."""
 
     kept: tuple[str, ...]
-    unsupported: tuple[str, ...]
+    unsupported: dict[str, str]
+    """Reason by cell."""
     measured: tuple[str, ...]
     failed: dict[str, str]
     """Reason by cell; those that ran out of memory are among them."""
@@ -121,7 +122,7 @@ class Sweep:
                     todo = self._launch(todo, spectator)
         return Outcome(
             kept=tuple(cell.name for cell in cells if not cell.refusal and cell not in left),
-            unsupported=tuple(cell.name for cell in cells if cell.refusal),
+            unsupported={cell.name: cell.refusal for cell in cells if cell.refusal},
             measured=tuple(name for name, status in self._statuses.items() if status == "ok"),
             failed={name: self._reasons[name] for name, status in self._statuses.items() if status != "ok"},
             strangers=strangers(cells, self._output),

@@ -15,6 +15,7 @@ from rich.table import Table
 from launch.bars import counting_bar
 from launch.case import Case, case_of
 from launch.env import BackendChoice
+from launch.experiment import effective
 from launch.features import ARCHITECTURES
 from launch.layout_options import LAYOUT_OPTIONS, layout_of, layout_options
 from launch.matrix import cases as matrix_cases
@@ -76,7 +77,11 @@ def verify_command(
     elif quick:
         raise ValueError("--quick is a choice of cases: it needs --matrix")
     else:
-        cases = [case_of(config, layout_of(layout), engine=engine) for config in _models(architecture, model)]
+        wanted = layout_of(layout)
+        models = _models(architecture, model)
+        for config in models:
+            wanted.check_model(config)
+        cases = [case_of(config, effective(wanted, config), engine=engine) for config in models]
     able, refused = _runnable(cases)
     proof = Proof(able, backend=backend, timeout_seconds=timeout)
     verdicts = follow(proof, len(able))

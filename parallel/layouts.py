@@ -45,8 +45,9 @@ class Layout:
     `cut` is `even` (block counts differ by one at most), `aligned` (every stage encoder XOR decoder), balanced by what
     blocks cost (`parameters`, `flops`, `times` as measured, `memory`) or the explicit first blocks of stages 1, 2, ...
     in the flat block list, encoder first. `chunks` stages a pipeline rank are dealt out by `placement`; `transport` is
-    the way of the memory to the decoder's stages. `sp` is sequence parallelism of the
-    Megatron kind, on the tp axis; `cp` shards it on an axis of its own. `zero` is the ZeRO stage over dp.
+    the way of the memory to the decoder's stages: by `relay` from stage to stage, `direct` from the one that makes it,
+    or as keys and values made there (`kv`; `parallel/edges.py`). `sp` is sequence parallelism of the Megatron kind, on
+    the tp axis; `cp` shards it on an axis of its own. `zero` is the ZeRO stage over dp.
     `saved_input` is what a product keeps of the input that sp made it gather: the `shard`, which its backward gathers
     again, or the `whole`, which costs bytes instead. It is the native engine's choice: DTensor keeps the whole whatever
     is said here. Without sp nothing is gathered, and either is the same.

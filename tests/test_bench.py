@@ -162,7 +162,7 @@ def test_the_command_runs_an_experiment_and_tells_ratios(tmp_path: Path, capsys:
     native, torch, fairscale = load(file).cells
     outcome = Outcome(
         kept=(),
-        unsupported=(fairscale.name,),
+        unsupported={fairscale.name: fairscale.refusal},
         measured=(native.name, torch.name),
         failed={},
         strangers=(),

@@ -67,6 +67,17 @@ def test_gradients_of_parts_stand_where_the_parts_stood(parts: tuple[int, ...]) 
     torch.testing.assert_close(product.grad, torch.cat([weight.detach() for weight in weights], dim=-1))
 
 
+def test_gradients_that_only_look_adjoining_are_copied_together() -> None:
+    """Two buffers: the second part stands where it would in the first one."""
+    product = drawn(3, 12)
+    zeros, ones = torch.zeros(3, 12, dtype=torch.float64), torch.ones(3, 12, dtype=torch.float64)
+    gradients = (zeros[:, :6], ones[:, 6:])
+    torch.autograd.backward(split(product, (6, 6)), gradients)
+    assert product.grad is not None
+    assert product.grad[:, :6].unique().tolist() == [0.0]
+    assert product.grad[:, 6:].unique().tolist() == [1.0]
+
+
 def test_a_gate_gives_both_gradients_as_one_tensor() -> None:
     """Of 12 columns, in the order of the parts; swapped parts are copied together."""
     for order in ((0, 1), (1, 0)):

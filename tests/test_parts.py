@@ -4,6 +4,7 @@ import dataclasses
 from collections import Counter
 
 import pytest
+import torch
 
 from launch.alone import Floor
 from launch.parts import part_of, timed_parts
@@ -73,10 +74,15 @@ def test_the_floor_repeats_every_product_and_every_message_of_a_step_and_nothing
     batch = synthetic_batch(planned.config, num_sequences=6, source_length=6, target_length=4, seed=3)
     with rank_of(planned, layout.world_size - 1) as comm:
         with Recorder() as recorder, Operators() as operators, Floor() as floor:
-            step_of(planned, comm, batch)
+            engine = step_of(planned, comm, batch)
         with Recorder() as sent, Operators() as computed:
             floor.time_messages()
             floor.time_products()
+        before = {name: gradient.clone() for name, gradient in engine.gradients.views.items()}
+        floor.time_messages()
+        floor.time_products()
+    # What a fake group receives is any number, or none.
+    torch.testing.assert_close(engine.gradients.views, before, rtol=0.0, atol=0.0, equal_nan=True)
     assert len(recorder.events) > 4
     assert sent.events == recorder.events
     assert computed.flops.total() == operators.flops.total() > 0

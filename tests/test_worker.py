@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from launch import measure
 from launch.cell import Cell
 from launch.data import Batches
-from launch.engine_run import Counted
+from launch.engine_run import Counted, TimedStep
 from launch.env import World, world
 from launch.facts import positions
 from launch.measure import Parities, Run
@@ -172,6 +173,25 @@ def test_cells_take_turns_and_the_lines_of_progress_are_as_many_as_promised(here
     timed = [line.cell for line in done if line.phase == "timing"]
     rounds = [timed[start : start + len(chosen)] for start in range(0, len(timed), len(chosen))]
     assert [sorted(one) for one in rounds] == [sorted(cell.name for cell in chosen)] * 3
+
+
+def test_a_timed_step_comes_right_after_one_that_is_not(here: World, tmp_path: Path) -> None:
+    steps: list[str] = []
+    time_step = Run.time_step
+
+    def timed(run: Run) -> TimedStep:
+        steps.append(f"time {run.cell.name}")
+        return time_step(run)
+
+    with (
+        mock.patch.object(Run, "settle", lambda run: steps.append(f"settle {run.cell.name}")),
+        mock.patch.object(Run, "time_step", timed),
+    ):
+        chosen = cells(warmup=0, repeats=2)
+        worker(here, chosen, tmp_path).measure(chosen)
+    assert len(steps) == 2 * 2 * len(chosen)
+    assert steps[1::2] == [step.replace("settle", "time") for step in steps[::2]]
+    assert steps[::2] == [step.replace("time", "settle") for step in steps[1::2]]
 
 
 def test_rounds_have_orders_of_their_own_that_are_the_same_on_every_rank() -> None:
