@@ -78,11 +78,14 @@ def test_the_floor_repeats_every_product_and_every_message_of_a_step_and_nothing
         with Recorder() as sent, Operators() as computed:
             floor.time_messages()
             floor.time_products()
-        before = {name: gradient.clone() for name, gradient in engine.gradients.views.items()}
-        floor.time_messages()
-        floor.time_products()
-    # What a fake group receives is any number, or none.
-    torch.testing.assert_close(engine.gradients.views, before, rtol=0.0, atol=0.0, equal_nan=True)
+    repeated = {
+        tensor.untyped_storage().data_ptr()
+        for _, arguments, _ in (*floor.messages, *floor.products)
+        for leaf in arguments
+        for tensor in (leaf if isinstance(leaf, list) else [leaf])
+        if isinstance(tensor, torch.Tensor)
+    }
+    assert engine.gradients.flat.untyped_storage().data_ptr() not in repeated
     assert len(recorder.events) > 4
     assert sent.events == recorder.events
     assert computed.flops.total() == operators.flops.total() > 0
