@@ -52,7 +52,7 @@ def report(
     counted: Counted,
     steps: Sequence[TimedStep],
     block_steps: Sequence[TimedBlocks],
-    parts: Sequence[TimedParts] = (),
+    parts: Sequence[TimedParts],
 ) -> Report:
     """The report of this rank, when all its passes are done."""
     engine, at = run.engine, run.comm.coordinate

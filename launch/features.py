@@ -10,7 +10,7 @@
 
 Each is one change of a plain case: untied, as many blocks on both stages, full sequences of one length, full
 microbatches. So a case that is wrong names what is wrong. Torch-free. Left out: features together
-(`launch/matrix.py`), and the engine that partitions nothing: every place of its would be a refusal.
+(`launch/matrix.py`), and the engine that partitions nothing: each of its rows would be a refusal.
 """
 
 import dataclasses

@@ -169,13 +169,13 @@ class Profile:
     def slice(self, first: int, last: int) -> Work:
         """Cost of blocks [first, last) of the flat block list."""
         num_encoder, num_blocks = self.config.num_encoder_blocks, self.config.num_blocks
-        here = Work()
+        here = NO_WORK
         for side, before, end in (("encoder", 0, num_encoder), ("decoder", num_encoder, num_blocks)):
             count = min(last, end) - max(first, before)
             if count > 0:
                 here += getattr(self, f"{side}_stage") + count * getattr(self, f"{side}_block")
-                here += getattr(self, f"{side}_embedding") if first <= before else Work()
-        here += self.head if last == num_blocks else Work()
+                here += getattr(self, f"{side}_embedding") if first <= before else NO_WORK
+        here += self.head if last == num_blocks else NO_WORK
         return self._shipped(here, first, last) if self.transport == "kv" else here
 
     def _shipped(self, here: Work, first: int, last: int) -> Work:
@@ -254,8 +254,8 @@ class Profile:
             dtype_bytes=one.dtype_bytes,
             # Features are no one's output: their products have no input gradient.
             encoder_embedding=_work(first["embedding"], weight=first["embedding"].forward),
-            encoder_block=_block_work(slices, "encoder", 0) if config.has_encoder else Work(),
-            decoder_block=_block_work(slices, "decoder", config.num_encoder_blocks) if config.has_decoder else Work(),
+            encoder_block=_block_work(slices, "encoder", 0) if config.has_encoder else NO_WORK,
+            decoder_block=_block_work(slices, "decoder", config.num_encoder_blocks) if config.has_decoder else NO_WORK,
             head=_work(head, weight=head.forward),
             keys_values=Work(float(making), float(making), float(making)),
         )

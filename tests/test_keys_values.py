@@ -205,6 +205,18 @@ def test_shipping_moves_work_and_adds_none() -> None:
         assert sum((moved.stage(stage) for stage in stages), start=Work()) == kept.model
 
 
+def test_the_memory_enters_where_keys_and_values_are_made_and_nowhere_else() -> None:
+    config = small_config("encoder_decoder", num_encoder_blocks=2, num_decoder_blocks=3)
+    layout = Layout(pp=3, cut=(2, 3), transport="kv")
+    shape = StepShape(num_sequences=1, source_length=6, target_length=4, dtype_bytes=4)
+    counted = Profile.of_flops(config, layout, shape)
+    entry = Work(3.0, 2.0, 1.0)
+    entering = dataclasses.replace(counted, decoder_stage=entry, memory_entry=entry)
+    stages = [(0, 2), (2, 3), (3, 5)]
+    more = [entering.slice(*ends).forward - counted.slice(*ends).forward for ends in stages]
+    assert more == [entry.forward, 0.0, 0.0]
+
+
 def test_a_measured_profile_does_not_tell_what_moves() -> None:
     shape = StepShape(num_sequences=3, source_length=7, target_length=5)
     measured = dataclasses.replace(Profile.of_flops(CONFIG, Layout(microbatches=3), shape), unit="seconds")
