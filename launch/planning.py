@@ -245,7 +245,7 @@ def _only(**values: tuple[Any, ...]) -> Restriction:
 
 
 def _sends_directly(layout: Layout) -> bool:
-    return layout.num_stages < 3 or layout.transport == "direct"
+    return layout.transport == "direct" or (layout.num_stages < 3 and layout.transport == "relay")
 
 
 def _gathers_per_block(layout: Layout) -> bool:

@@ -30,7 +30,7 @@ import itertools
 from collections.abc import Sequence
 
 from models.config import ModelConfig, keys_values_name
-from parallel.layouts import Layout, Transport
+from parallel.layouts import TRANSPORTS, Layout, Transport
 from parallel.partition import Carried, Stage
 
 
@@ -93,8 +93,13 @@ def carried_size(
     return num_shares * multiple, 2 * max(1, config.num_kv_heads // tp) * config.head_width
 
 
+def run_transports(chunks: int) -> tuple[Transport, ...]:
+    """Those that an engine runs with so many stages a rank."""
+    return TRANSPORTS if chunks == 1 else ("relay", "direct")
+
+
 def not_run(layout: Layout) -> str | None:
     """Why no engine runs a layout's transport, as one line; None where one does."""
-    if layout.transport == "kv" and layout.chunks > 1:
+    if layout.transport not in run_transports(layout.chunks):
         return f"transport = 'kv' wants one stage a rank: chunks = {layout.chunks}; use chunks = 1 or 'direct'"
     return None

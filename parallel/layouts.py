@@ -22,6 +22,17 @@ AttentionKernel = Literal["fused", "materialised"]
 NamedCut = Literal["even", "aligned", "parameters", "flops", "times", "memory"]
 Cut = NamedCut | tuple[int, ...]
 
+TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "schedule": get_args(Schedule),
+    "transport": TRANSPORTS,
+    "memory_gather": get_args(MemoryGather),
+    "saved_input": get_args(SavedInput),
+    "recompute": get_args(Recompute),
+    "attention": get_args(AttentionKernel),
+}
+"""Of fields that are words; a search makes hundreds of thousands of layouts."""
+
 PLACEMENTS: dict[Schedule, tuple[Placement, ...]] = {
     "gpipe": get_args(Placement),
     "1f1b": ("linear",),
@@ -76,16 +87,9 @@ class Layout:
         for field in ("tp", "pp", "dp", "cp", "microbatches"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} = {getattr(self, field)}; it must be at least 1")
-        for field, choices in (
-            ("schedule", Schedule),
-            ("transport", Transport),
-            ("memory_gather", MemoryGather),
-            ("saved_input", SavedInput),
-            ("recompute", Recompute),
-            ("attention", AttentionKernel),
-        ):
-            if getattr(self, field) not in get_args(choices):
-                raise ValueError(f"{field} = {getattr(self, field)!r}; choose one of {', '.join(get_args(choices))}")
+        for field, choices in _CHOICES.items():
+            if getattr(self, field) not in choices:
+                raise ValueError(f"{field} = {getattr(self, field)!r}; choose one of {', '.join(choices)}")
         check_chunks(self.placement, self.pp, self.chunks)
         if self.placement not in PLACEMENTS[self.schedule]:
             able = ", ".join(name for name, placements in PLACEMENTS.items() if self.placement in placements)

@@ -187,8 +187,12 @@ class Profile:
             return here if num_readers else here + self.memory_entry
         if not num_readers:
             return here
-        again = Work(0.0, self.keys_values.forward * (self.recompute == "full"), 0.0)
-        return here - num_readers * (self.keys_values + again) - self.memory_entry
+        return here - num_readers * self.keys_values_spared - self.memory_entry
+
+    @property
+    def keys_values_spared(self) -> Work:
+        """What a decoder block has not to do that is sent its keys and values: to make them, nor to recompute them."""
+        return self.keys_values + Work(0.0, self.keys_values.forward * (self.recompute == "full"), 0.0)
 
     @property
     def model(self) -> Work:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from models.config import ModelConfig
 from parallel.activations import Saved, saved_bytes
 from parallel.figures import Optimizer, StepShape
-from parallel.layouts import Layout
+from parallel.layouts import Layout, Transport
 from parallel.mesh import Coordinate
 from parallel.parameters import StateBytes, num_tensors, parameter_counts, states_of
 from parallel.partition import Stage, stages_of
@@ -104,12 +104,13 @@ class RankBytes:
     def __post_init__(self) -> None:
         self._saved: dict[tuple[object, ...], Saved] = {}
         self._held: dict[tuple[object, ...], tuple[Held, ...]] = {}
+        self._elements: dict[tuple[object, ...], int] = {}
         # A table of many microbatches is large; its moments are few.
         self._moments = functools.cache(self._find_moments)
 
     def held(self, layout: Layout, cut: Sequence[int]) -> tuple[Held, ...]:
         """Parameters of every pipeline rank; of its tp ranks the last one, which has most rows of the vocabulary."""
-        key = (layout.tp, layout.pp, layout.placement, tuple(cut))
+        key = (layout.tp, layout.pp, layout.placement, layout.transport == "kv", tuple(cut))
         if key not in self._held:
             stages = stages_of(self.config, cut)
             shares = [self._share(layout, stages, rank) for rank in range(layout.pp)]
@@ -117,9 +118,12 @@ class RankBytes:
         return self._held[key]
 
     def block_elements(self, layout: Layout, block: int) -> int:
-        """Parameters of a block that is no end of its stack."""
-        alone = Stage(index=0, first=block, last=block + 1, inputs=(), outputs=())
-        return parameter_counts(self._share(_alone(layout), (alone,), 0)).total
+        """Parameters of a block that is no end of its stack, nor on the stage that makes the memory."""
+        key = (layout.tp, layout.transport == "kv", block)
+        if key not in self._elements:
+            alone = Stage(index=0, first=block, last=block + 1, inputs=(), outputs=())
+            self._elements[key] = parameter_counts(self._share(_alone(layout), (alone,), 0)).total
+        return self._elements[key]
 
     def states(self, layout: Layout, held: Held) -> StateBytes:
         """States of a rank that holds so many parameters."""
@@ -132,7 +136,7 @@ class RankBytes:
         ends = (stage.first == 0, stage.first <= middle < stage.last, stage.first < middle <= stage.last)
         slices = (encoder, stage.num_blocks - encoder, *ends, stage.last == end)
         options = (layout.sp, layout.recompute, layout.memory_gather, layout.saved_input, layout.attention)
-        key = (*slices, layout.tp, *options, size)
+        key = (*slices, layout.tp, layout.transport == "kv", *options, size)
         if key not in self._saved:
             alone = Stage(index=0, first=stage.first, last=stage.last, inputs=(), outputs=())
             shape = StepShape(
@@ -190,9 +194,10 @@ class RankBytes:
 
 
 def _alone(layout: Layout) -> Layout:
-    """The same work on one stage."""
+    """The same work on one stage; only whether keys and values come from another one matters to it."""
+    transport: Transport = "kv" if layout.transport == "kv" else "relay"
     return layout.replace(
-        pp=1, chunks=1, placement="linear", schedule="1f1b", cut="even", transport="relay", microbatches=1
+        pp=1, chunks=1, placement="linear", schedule="1f1b", cut="even", transport=transport, microbatches=1
     )
 
 

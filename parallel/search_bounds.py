@@ -21,12 +21,14 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from parallel.layouts import Layout
+from models.config import keys_values_name
+from parallel.edges import Edge, edges
+from parallel.layouts import Layout, Transport
 from parallel.ledger import Operation
 from parallel.machine import Link
 from parallel.machine_profile import machine_profile, slowest_link
 from parallel.mesh import Coordinate
-from parallel.partition import Carried, crossing, first_blocks, stages_of
+from parallel.partition import Carried, first_blocks, stages_of
 from parallel.placement import stage_ranks
 from parallel.profile import PIECES, Profile
 from parallel.rank_bytes import RankBytes
@@ -62,16 +64,17 @@ class Bounds:
         )
         self._profiles: dict[tuple[object, ...], Profile] = {}
         self._cuts: dict[tuple[object, ...], tuple[int, ...]] = {}
-        self._link = functools.cache(self._find_link)
+        self._link, self._least = functools.cache(self._find_link), functools.cache(self._find_least)
         self._slowest = functools.cache(lambda tp, pp, dp: slowest_link(question.machine, Layout(tp=tp, pp=pp, dp=dp)))
         self._over_dp = functools.cache(self._find_over_dp)
+        self._onward = functools.cache(self._find_onward)
 
     # ---- what a layout is made of -------------------------------------------------------------------------------
 
     def profile(self, layout: Layout) -> Profile:
         """Seconds of the pieces, as `machine_profile` tells them."""
         size = self.question.size(layout)
-        key = (layout.tp, *_inside(layout), size)
+        key = (layout.tp, *_inside(layout), layout.transport == "kv", size)
         link = self._slowest(layout.tp, layout.pp, layout.dp)
         if (*key, link) not in self._profiles:
             if key not in self._profiles:
@@ -89,7 +92,7 @@ class Bounds:
         profile = None if layout.cut == "even" else self.profile(layout)
         key: tuple[object, ...] = (layout.cut, layout.pp, layout.chunks, layout.placement)
         if profile is not None:
-            key += (layout.tp, layout.microbatches if layout.schedule == "list" else 0)
+            key += (layout.tp, layout.microbatches if layout.schedule == "list" else 0, layout.transport == "kv")
         if profile is not None and layout.cut != "parameters":
             key += (*_inside(layout), profile.num_sequences)
         if profile is not None and layout.cut in ("aligned", "times"):
@@ -118,8 +121,10 @@ class Bounds:
     def frame_seconds(self, layout: Layout) -> float:
         """Of every layout of a frame, whatever its cut and schedule."""
         profile, pp, m = self.profile(layout), layout.pp, layout.microbatches
-        model = profile.model
-        sides = self._blocks(profile)
+        model, sides = profile.model, self._blocks(profile)
+        if "kv" in self.question.transports(layout):
+            sides.append(_reader(profile))
+            model -= self._again(profile)
         held = self.bytes.whole(layout)
         summed = [self._gradient_seconds(layout, rank, held.num_elements / pp) for rank in range(pp)]
         before = min(block.forward for block in sides) + self._least_message(layout, profile)
@@ -142,15 +147,21 @@ class Bounds:
     def _blocks(profile: Profile) -> list[Work]:
         return [block for block in (profile.encoder_block, profile.decoder_block) if block.total]
 
+    def _again(self, profile: Profile) -> Work:
+        """What is not recomputed where keys and values are sent."""
+        return self.question.config.num_decoder_blocks * (profile.keys_values_spared - profile.keys_values)
+
     def linear_seconds(self, layout: Layout, *, split: bool) -> float:
-        """Of every layout of a frame with one stage a rank, update and gradients apart."""
-        profile = self.profile(layout)
+        """Of every layout of a frame with one stage a rank and its transport, update and gradients apart."""
+        profile, config = self.profile(layout), self.question.config
         works: list[Work] = [getattr(profile, piece) for piece in PIECES if not piece.endswith("_stage")]
-        share = min(work.forward / work.total for work in works if work.total) if split else 1.0
-        config = self.question.config
         total = config.num_encoder_blocks * profile.encoder_block.total
         total += config.num_decoder_blocks * profile.decoder_block.total
         total += profile.encoder_embedding.total + profile.decoder_embedding.total + profile.head.total
+        if layout.transport == "kv":
+            works += [_reader(profile), profile.keys_values]
+            total -= self._again(profile).total
+        share = min(work.forward / work.total for work in works if work.total) if split else 1.0
         often = layout.microbatches + self._summed_share(layout, profile)
         filled = -math.expm1(layout.pp * math.log1p(-share / often)) if share < often else 1.0
         return total * share / filled * _BELOW if share else 0.0
@@ -160,7 +171,13 @@ class Bounds:
         config = self.question.config
         middle, end = config.num_encoder_blocks, config.num_blocks
         works = []
-        for block, first, last in ((profile.encoder_block, 0, middle), (profile.decoder_block, middle, end)):
+        decoder_block = profile.decoder_block
+        if layout.transport == "kv":
+            decoder_block = _reader(profile)
+            relayed = layout.replace(transport="relay")
+            made = self.bytes.block_elements(relayed, middle + 1) - self.bytes.block_elements(layout, middle + 1)
+            works.append((profile.keys_values, made))
+        for block, first, last in ((profile.encoder_block, 0, middle), (decoder_block, middle, end)):
             if first < last <= first + 2:
                 # There is no block without an end of its stack.
                 return 0.0
@@ -191,7 +208,7 @@ class Bounds:
         stages = stages_of(self.question.config, cut)
         ranks = stage_ranks(layout.placement, layout.pp, layout.chunks)
         seconds = stage_seconds(profile, stages)
-        sent = [self._sent(layout, profile, ranks, stage, last) for stage, last in enumerate(cut)]
+        sent = [self._sent(layout, profile, ranks, edge) for edge in self._onward(layout.transport, tuple(cut))]
         heads, tails, halves = (
             [0.0, *itertools.accumulate(map(sum, zip(way, (*sent, 0.0), strict=True)))]
             for way in (seconds.forward, seconds.backward, seconds.backward_input)
@@ -218,25 +235,31 @@ class Bounds:
 
     # ---- communication ------------------------------------------------------------------------------------------
 
-    def _sent(self, layout: Layout, profile: Profile, ranks: Sequence[int], stage: int, last: int) -> float:
-        """Seconds of a message from a stage, which ends before block `last`, to the next one."""
-        if ranks[stage] == ranks[stage + 1]:
+    def _sent(self, layout: Layout, profile: Profile, ranks: Sequence[int], edge: Edge) -> float:
+        """Seconds of a message from a stage to the next one."""
+        if ranks[edge.first] == ranks[edge.last]:
             return 0.0
-        config = self.question.config
-        names: tuple[Carried, ...] = crossing(config, last)
-        if layout.transport == "direct" and last > config.num_encoder_blocks:
-            names = tuple(name for name in names if name != "memory")
-        link = self._link(layout.tp, layout.pp, layout.dp, ranks[stage], ranks[stage + 1])
-        return link.latency_seconds + link.occupancy_seconds(sum(map(profile.carried_bytes, names)))
+        link = self._link(layout.tp, layout.pp, layout.dp, ranks[edge.first], ranks[edge.last])
+        return link.latency_seconds + link.occupancy_seconds(profile.edge_bytes(edge))
+
+    def _find_onward(self, transport: Transport, cut: tuple[int, ...]) -> tuple[Edge, ...]:
+        """From every stage to the next one."""
+        made = edges(self.question.config, stages_of(self.question.config, cut), transport)
+        return tuple(edge for edge in made if edge.last == edge.first + 1)
 
     def _least_message(self, layout: Layout, profile: Profile) -> float:
         config = self.question.config
         lengths: list[Carried] = ["source", "target"] if config.has_cross_attention else ["target"]
         if not config.has_decoder:
             lengths = ["source"]
-        size = min(map(profile.carried_bytes, lengths))
-        links = [self._link(layout.tp, layout.pp, layout.dp, rank, rank + 1) for rank in range(layout.pp - 1)]
-        return min((link.latency_seconds + link.occupancy_seconds(size) for link in links), default=0.0)
+        if "kv" in self.question.transports(layout):
+            lengths.append(keys_values_name(0))
+        return self._least(layout.tp, layout.pp, layout.dp, min(map(profile.carried_bytes, lengths)))
+
+    def _find_least(self, tp: int, pp: int, dp: int, size_bytes: int) -> float:
+        """Seconds of a message to the next rank, wherever it is quickest."""
+        links = [self._link(tp, pp, dp, rank, rank + 1) for rank in range(pp - 1)]
+        return min((link.latency_seconds + link.occupancy_seconds(size_bytes) for link in links), default=0.0)
 
     def _find_link(self, tp: int, pp: int, dp: int, first: int, last: int) -> Link:
         machine = self.question.machine
@@ -266,6 +289,11 @@ class Bounds:
             latency = machine.collective_seconds(operation, 0, group)
             costs.append((latency, (machine.collective_seconds(operation, dp, group) - latency) / dp))
         return min(latency for latency, _ in costs), min(per_byte for _, per_byte in costs)
+
+
+def _reader(profile: Profile) -> Work:
+    """A decoder block that is sent its keys and values."""
+    return profile.decoder_block - profile.keys_values_spared
 
 
 def _inside(layout: Layout) -> tuple[object, ...]:

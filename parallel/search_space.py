@@ -5,10 +5,10 @@
 
 A step is `num_sequences` over all devices, dealt evenly: dp ranks, microbatches, b sequences each. tp stays within a
 node. What cannot matter is left at its default, so that no layout is tried twice: one stage a pipeline has one schedule
-and cut, a model without memory gathers and sends none. Any field of a layout can be given; then only its value is
-tried. Left out: context parallelism, explicit cuts, keys and values shipped instead of a memory, schedules `list` and
-inputs kept whole (`saved_input`), which cost too much to be tried everywhere (`parallel/search.py` makes some), and who
-runs what: ZeRO needs the engine `deepspeed`.
+and cut, a model without memory gathers and sends none, and ships keys and values with one stage a rank alone. Any
+field of a layout can be given; then only its value is tried. Left out: context parallelism, explicit cuts, schedules
+`list` and inputs kept whole (`saved_input`), which cost too much to be tried everywhere (`parallel/search.py` makes
+some), and who runs what: ZeRO needs the engine `deepspeed`.
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
 from models.config import ModelConfig
+from parallel.edges import not_run, run_transports
 from parallel.figures import Optimizer, StepShape
 from parallel.layouts import PLACEMENTS, Layout, MemoryGather, NamedCut, Recompute, Schedule, Transport
 from parallel.machine import Machine
@@ -27,8 +28,6 @@ CHUNKS = (1, 2, 3, 4, 8)
 PIPELINE_FIELDS = ("placement", "chunks", "schedule", "cut", "transport")
 """What a frame leaves open."""
 NAMED_SCHEDULES: tuple[Schedule, ...] = ("1f1b", "interleaved", "zb_h1", "zb_h2", "zb_v", "gpipe")
-TRANSPORTS: tuple[Transport, ...] = ("relay", "direct")
-"""Those that leave a block's work on its stage; bounds know no others."""
 CUTS: tuple[NamedCut, ...] = ("even", "aligned", "times", "flops", "parameters")
 CHUNKED_CUTS: tuple[NamedCut, ...] = ("even", "aligned", "times")
 """Of pipelines with several stages a rank, whose cuts take long: those that others have, and the one made for time."""
@@ -50,8 +49,8 @@ class Question:
         microbatch: sequences of a microbatch; None for any number.
         fixed: fields of layouts that are given.
 
-    Raises ValueError for numbers below 1, lengths that the model cannot read, sequences that cannot be dealt, or a cut
-    or transport that is not searched.
+    Raises ValueError for numbers below 1, lengths that the model cannot read, sequences that cannot be dealt, a cut
+    that is not searched, or stages of which no engine ships keys and values.
     """
 
     config: ModelConfig
@@ -81,11 +80,15 @@ class Question:
             raise ValueError(
                 f"cut = {told} is not searched; choose one of {', '.join(CUTS)}, or plan without a machine"
             )
-        if self.fixed.get("transport", "relay") not in TRANSPORTS:
-            raise ValueError(
-                f"transport = {self.fixed['transport']!r} is not searched; choose one of {', '.join(TRANSPORTS)}, or "
-                "plan without a machine"
+        if "transport" in self.fixed:
+            chunks = self.fixed.get("chunks", 1)
+            placement: Placement = "interleaved" if chunks > 1 else "linear"
+            asked = Layout(
+                pp=2, chunks=chunks, placement=placement, schedule="gpipe", transport=self.fixed["transport"]
             )
+            reason = not_run(asked)
+            if reason is not None:
+                raise ValueError(reason)
         if next(self.degrees(), None) is None:
             raise ValueError(self._why_none())
 
@@ -156,12 +159,22 @@ class Question:
             if not self.schedules(layout):
                 continue
             # What is asked for is tried everywhere.
+            ways = self.transports(layout)
             for cut in self._choices("cut", CUTS if chunks == 1 or "cut" in self.fixed else CHUNKED_CUTS):
                 if cut == "aligned" and not has_memory:
                     continue
-                ways = TRANSPORTS if has_memory and layout.num_stages > 2 else ("relay",)
-                for transport in self._choices("transport", ways, only=len(ways) == 1):
+                for transport in ways:
                     yield layout.replace(cut=cut, transport=transport)
+
+    def transports(self, layout: Layout) -> tuple[Transport, ...]:
+        """Ways of the memory that differ, and that an engine runs."""
+        if not self.config.has_cross_attention or layout.num_stages == 1:
+            return ("relay",)
+        ways = self._choices("transport", run_transports(layout.chunks))
+        if layout.num_stages == 2:
+            # The second stage is next to the first: what is sent directly is relayed.
+            ways = tuple(dict.fromkeys("relay" if way == "direct" else way for way in ways))
+        return ways
 
     def schedules(self, layout: Layout) -> tuple[Schedule, ...]:
         """Named schedules that a placement can run; 1f1b for a lone stage."""

@@ -17,12 +17,11 @@ Ways that no engine runs are predicted all the same. Left out: bytes that stages
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import get_args
 
 from models.config import ModelConfig
 from parallel.edges import Edge, not_run
 from parallel.figures import StepShape
-from parallel.layouts import Layout, Transport
+from parallel.layouts import TRANSPORTS, Layout, Transport
 from parallel.machine import Machine
 from parallel.machine_profile import machine_profile
 from parallel.partition import Stage
@@ -33,7 +32,6 @@ from parallel.stage_costs import stage_seconds
 from parallel.step_time import edge_transfers, microbatch_scale
 from parallel.timeline import Message, Timeline
 
-WAYS: tuple[Transport, ...] = get_args(Transport)
 CLOSE = 0.01
 """Ways whose pipelines take at most so much longer than the fastest are told apart by what they send."""
 
@@ -82,7 +80,7 @@ def chosen_way(costs: Sequence[TransportCost]) -> TransportCost:
 
 
 def transport_costs(machine: Machine, config: ModelConfig, layout: Layout, shape: StepShape) -> list[TransportCost]:
-    """Costs of every way on a machine, in the order of `WAYS`.
+    """Costs of every way on a machine, in the order of `TRANSPORTS`.
 
     Args:
         machine: whose devices and links.
@@ -99,7 +97,7 @@ def transport_costs(machine: Machine, config: ModelConfig, layout: Layout, shape
         )
     if layout.pp == 1:
         raise ValueError("pp = 1: nothing is sent; try pp >= 2")
-    return [_cost(machine, way, config, layout, shape) for way in WAYS]
+    return [_cost(machine, way, config, layout, shape) for way in TRANSPORTS]
 
 
 def _cost(machine: Machine, way: Transport, config: ModelConfig, layout: Layout, shape: StepShape) -> TransportCost:

@@ -94,6 +94,7 @@ def test_the_fastest_that_fits_is_that_of_trying_everything(config: ModelConfig,
         "even": lambda layout: layout.cut == "even",
         "1f1b": lambda layout: layout.schedule == "1f1b",
         "direct": lambda layout: layout.transport == "direct",
+        "kv": lambda layout: layout.transport == "kv",
         "pipeline": lambda layout: layout.pp > 1,
     }
     answer = search(asked, dict(list(restrictions.items())[1:]), tolerance=0.0, num_others=EVERYTHING, num_listed=0)
@@ -155,6 +156,18 @@ def test_what_products_keep_is_told_apart() -> None:
     assert told[0][1] < told[1][1]
 
 
+def test_keys_and_values_are_tried_with_one_stage_a_rank() -> None:
+    ways = {(layout.num_stages > 2, layout.chunks, layout.transport) for layout in every_layout(question(PAIR))}
+    assert (True, 1, "kv") in ways
+    assert (False, 1, "kv") in ways
+    assert not [way for way in ways if way[1] > 1 and way[2] == "kv"]
+    # Whoever asks for them gets a pipeline whose first ranks make them, or one rank that needs none.
+    fixed = {"pp": 4, "zero": 0, "recompute": "full", "transport": "kv"}
+    found = search(question(PAIR, fixed=fixed), num_listed=0).found[BEST]
+    assert (found.layout.transport, found.layout.chunks) == ("kv", 1)
+    assert step_of(question(PAIR), found.explicit).step_seconds == found.time.step_seconds
+
+
 def test_a_search_repeats_itself() -> None:
     first, second = (search(question(SINGLE)) for _ in range(2))
     assert first.found[BEST].layout == second.found[BEST].layout
@@ -178,8 +191,9 @@ def test_no_step_is_shorter_than_its_bounds(config: ModelConfig) -> None:
 
 
 @pytest.mark.parametrize("config", [PAIR, ENCODER], ids=lambda config: config.architecture)
-def test_zero_and_recomputation_are_bounded_too(config: ModelConfig) -> None:
-    asked = question(config, fixed={"microbatches": 2, "cut": "even", "transport": "relay", "placement": "linear"})
+@pytest.mark.parametrize("transport", ["relay", "kv"])
+def test_zero_and_recomputation_are_bounded_too(config: ModelConfig, transport: str) -> None:
+    asked = question(config, fixed={"microbatches": 2, "cut": "even", "transport": transport, "placement": "linear"})
     bounds = Bounds(asked)
     for layout in every_layout(asked):
         size, step = asked.size(layout), step_of(asked, layout).step_seconds
@@ -298,6 +312,8 @@ def test_what_cannot_matter_is_not_varied() -> None:
         ({"fixed": {"tp": 3}}, "no tp x pp x dp makes that many"),
         ({"fixed": {"cut": (2, 4)}}, r"cut = \[2, 4\] is not searched"),
         ({"target_length": 99}, "target_length = 99: .* reads 1 to 12"),
+        ({"fixed": {"chunks": 2, "transport": "kv"}}, "'kv' wants one stage a rank: chunks = 2; use chunks = 1"),
+        ({"fixed": {"transport": "mail"}}, "transport = 'mail'; choose one of relay, direct, kv"),
     ],
 )
 def test_a_question_without_an_answer_is_told_in_one_line(changes: dict[str, Any], message: str) -> None:
