@@ -21,8 +21,9 @@ from models.vocabulary import VOCABULARY
 from parallel.layouts import Cut, Layout
 
 _MESHES: dict[str, dict[str, Any]] = {
+    "pp2 dp2 zero1": {"pp": 2, "dp": 2, "zero": 1},
+    "tp2 sp dp2 zero1": {"tp": 2, "sp": True, "dp": 2, "zero": 1},
     "tp2 sp pp2": {"tp": 2, "sp": True, "pp": 2},
-    "tp2 sp dp2": {"tp": 2, "sp": True, "dp": 2},
     "tp2 pp2": {"tp": 2, "pp": 2},
     "tp2 dp2": {"tp": 2, "dp": 2},
     "pp2 dp2": {"pp": 2, "dp": 2},
@@ -33,7 +34,7 @@ _MESHES: dict[str, dict[str, Any]] = {
     "tp2 sp": {"tp": 2, "sp": True},
     "tp2": {"tp": 2},
     "pp2": {"pp": 2},
-    "dp2": {"dp": 2},
+    "dp2 zero1": {"dp": 2, "zero": 1},
     "one": {},
 }
 _SCHEDULES: dict[str, dict[str, Any]] = {

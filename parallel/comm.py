@@ -186,11 +186,16 @@ class Comm:
             dist.all_reduce(tensor, op=_REDUCTIONS[reduction], group=self._groups[axis].group, async_op=True)
         )
 
-    def all_gather(self, shard: Tensor, axis: str, *, site: Site, phase: Phase) -> tuple[Tensor, Pending]:
-        """Concatenates the group's equal shards along dim 0, in the order of the ranks."""
+    def all_gather(
+        self, shard: Tensor, axis: str, *, site: Site, phase: Phase, into: Tensor | None = None
+    ) -> tuple[Tensor, Pending]:
+        """Concatenates the group's equal shards along dim 0, in the order of the ranks.
+
+        `into` is the result's tensor where there is one; `shard` may be this rank's slice of it.
+        """
         if self.size(axis) == 1:
             return shard, _DONE
-        whole = shard.new_empty((self.size(axis) * shard.shape[0], *shard.shape[1:]))
+        whole = shard.new_empty((self.size(axis) * shard.shape[0], *shard.shape[1:])) if into is None else into
         self._write("all_gather", axis, whole, site, phase)
         work = _all_gather(whole, shard.contiguous(), group=self._groups[axis].group, async_op=True)
         return whole, self._pending(work)

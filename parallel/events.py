@@ -24,9 +24,10 @@ the number of microbatches:
     gradient.norm         all-reduce of one scalar over pp and tp
     loss.tokens           all-reduce of one count over dp;      loss.sum    of one scalar over dp, then over pp
 
-With ZeRO, which the native engine does not run, gradients are reduce-scattered and parameters gathered over dp instead
-(arXiv 1910.02054, section 7): stage 1 once a step; stage 2 scatters gradients after each microbatch; stage 3 also
-gathers the parameters before each forward and each backward.
+With ZeRO gradients are reduce-scattered and parameters gathered over dp instead, in slices of equal length, and the
+scalar of the norm is reduced over dp too (arXiv 1910.02054, section 7): stage 1 once a step; stages 2 and 3, which the
+native engine does not run, scatter gradients after each microbatch, and stage 3 gathers the parameters before each
+forward and each backward.
 """
 
 from collections import Counter
@@ -166,8 +167,10 @@ def gradient_events(share: Share, shape: StepShape) -> Iterator[Event]:
         if name is not None:
             count = _shared_elements(share, name)
             yield _in_step("all_reduce", "tied", len(shared.ranks), count * element, f"gradient.tied.{shared.name}")
-    yield from _data_parallel_events(share, parameter_counts(share).total * element)
+    yield from _data_parallel_events(share, element)
     yield _in_step("all_reduce", "model", layout.pp * layout.tp, shape.accumulated_bytes, "gradient.norm")
+    if layout.zero:
+        yield _in_step("all_reduce", "dp", layout.dp, shape.accumulated_bytes, "gradient.norm")
     yield _in_step("all_reduce", "dp", layout.dp, shape.accumulated_bytes, "loss.sum")
     yield _in_step("all_reduce", "pp", layout.pp, shape.accumulated_bytes, "loss.sum")
 
@@ -179,12 +182,14 @@ def _shared_elements(share: Share, name: str) -> int:
     return token_matrices(share)[name]
 
 
-def _data_parallel_events(share: Share, payload_bytes: int) -> Iterator[Event]:
+def _data_parallel_events(share: Share, element: int) -> Iterator[Event]:
     """Gradients over dp: one all-reduce, or what the ZeRO stage puts in its place; parameters are as many bytes."""
-    layout = share.layout
+    layout, count = share.layout, parameter_counts(share).total
     if layout.zero == 0:
-        yield _in_step("all_reduce", "dp", layout.dp, payload_bytes, "gradient.dp")
+        yield _in_step("all_reduce", "dp", layout.dp, count * element, "gradient.dp")
         return
+    # Slices are equally long: the last one is padded.
+    payload_bytes = -(-count // layout.dp) * layout.dp * element
     num_scatters = layout.microbatches if layout.zero >= 2 else 1
     for _ in range(num_scatters):
         yield _in_step("reduce_scatter", "dp", layout.dp, payload_bytes, "gradient.dp")

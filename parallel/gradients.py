@@ -8,10 +8,14 @@ step these are summed, each over the ranks whose parts add up:
     tied          parameters of which several pp ranks hold a copy (embeddings, head, relative biases)      over those
     dp            everything                                                                              over dp
 
-One all-reduce each (one a shared parameter for `tied`), once a step whatever the number of microbatches. The sums are
-linear, so their order does not matter. The loss is divided by the step's tokens before the backward: nothing is
-averaged here. The norm counts every parameter once: of copies, only the first counts. Left out: clipping.
+One all-reduce each (one a shared parameter for `tied`), once a step whatever the number of microbatches. Under ZeRO 1
+the last one is a reduce-scatter, after which a rank has the sums of its own slice of the buffer and partial ones beside
+it; the buffer is padded to slices of equal length. The sums are linear, so their order does not matter. The loss is
+divided by the step's tokens before the backward: nothing is averaged here. The norm counts every parameter once: of
+copies, only the first counts. Left out: clipping.
 """
+
+import dataclasses
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +28,9 @@ class Gradients:
     """The gradients of one rank's stages.
 
     Attributes:
-        flat: all gradients, those to sum over the sequence first.
+        flat: all gradients, those to sum over the sequence first, and padding.
+        num_elements: without the padding.
+        own: the slice of `flat` that this rank updates; all of it without ZeRO.
         views: gradient of each parameter, a view of `flat`, by its local name.
         counted: what this rank counts towards the norm; all ranks of a replica together count every number once.
     """
@@ -34,7 +40,11 @@ class Gradients:
         parameters = dict(model.named_parameters())
         names = sorted(parameters, key=lambda name: not plan.sums_over_sequence(name))
         first = next(iter(parameters.values()))
-        self.flat = torch.zeros(sum(p.numel() for p in parameters.values()), dtype=first.dtype, device=first.device)
+        self.num_elements = sum(p.numel() for p in parameters.values())
+        self._num_slices = plan.layout.dp if plan.layout.zero else 1
+        num_padded = -(-self.num_elements // self._num_slices) * self._num_slices
+        self.flat = torch.zeros(num_padded, dtype=first.dtype, device=first.device)
+        self.own = self.own_of(self.flat)
         self.views: dict[str, Tensor] = {}
         offset = 0
         for name in names:
@@ -45,7 +55,12 @@ class Gradients:
         in_sequence = [name for name in names if plan.sums_over_sequence(name)]
         self._sequence = self.flat[: sum(parameters[name].numel() for name in in_sequence)]
         self._replicated = [rows for name in names if (rows := self._replicated_rows(name)) is not None]
-        self.counted = [part for name in names for part in self._counted(name)]
+        parts = (self._own_part(part) for name in names for part in self._counted(name))
+        self.counted = [part for part in parts if part.numel()]
+
+    def own_of(self, flat: Tensor) -> Tensor:
+        """This rank's slice of a buffer that is laid out as `flat`."""
+        return flat.chunk(self._num_slices)[self._comm.coordinate.dp if self._num_slices > 1 else 0]
 
     def zero(self) -> None:
         """Forgets the last step."""
@@ -66,7 +81,21 @@ class Gradients:
             holder = dict(shared.holders).get(self._comm.coordinate.pp)
             if holder is not None:
                 self._all_reduce(self.views[holder], f"tied:{shared.name}", f"gradient.tied.{shared.name}")
-        self._all_reduce(self.flat, "dp", "gradient.dp")
+        if self._num_slices == 1:
+            self._all_reduce(self.flat, "dp", "gradient.dp")
+            return
+        summed, pending = self._comm.reduce_scatter(self.flat, "dp", site=Site(name="gradient.dp"), phase="step")
+        pending.wait()
+        self.own.copy_(summed)
+
+    def gather(self) -> None:
+        """Makes every number of `views` whole where ZeRO left slices. Collective; for checks, not for speed."""
+        if self._num_slices == 1:
+            return
+        mine = self._comm.coordinate
+        for other, own in self._comm.gather_objects((mine, self.own.to("cpu", copy=True))):
+            if dataclasses.replace(other, dp=mine.dp) == mine:
+                self.flat.chunk(self._num_slices)[other.dp].copy_(own)
 
     def norm(self) -> float:
         """Global norm over the model: each parameter counted once. One scalar is reduced."""
@@ -74,6 +103,8 @@ class Gradients:
         norms = [torch.linalg.vector_norm(part, dtype=dtype) for part in self.counted]
         square = torch.stack(norms).square().sum() if norms else self.flat.new_zeros((), dtype=dtype)
         self._all_reduce(square, "model", "gradient.norm")
+        if self._num_slices > 1:
+            self._all_reduce(square, "dp", "gradient.norm")
         return square.sqrt().item()
 
     def _counted(self, name: str) -> list[Tensor]:
@@ -89,6 +120,13 @@ class Gradients:
         if shard.replicas > 1 and tp % shard.replicas:
             return [view.narrow(shard.dim, 0, shard.replicated_rows[0])]
         return [view]
+
+    def _own_part(self, part: Tensor) -> Tensor:
+        """What of a part of `flat` stands in this rank's slice."""
+        assert part.is_contiguous(), "a rank counts whole rows"
+        first, own = part.storage_offset(), self.own.storage_offset()
+        start, stop = max(first, own), min(first + part.numel(), own + self.own.numel())
+        return self.flat[start : max(start, stop)]
 
     def _replicated_rows(self, name: str) -> Tensor | None:
         shard = self._plan.shard(name, self._comm.coordinate.tp)

@@ -1,7 +1,7 @@
 """What did one rank hold, send, compute and keep in one step? Read off a run of the native engine, dry or for real.
 
     with Meter(engine) as meter:
-        engine.step(batch, update=False, observer=meter)
+        engine.step(batch, observer=meter)
     meter.figures()
 
 Three witnesses watch the step: the ledger what is sent, `SavedBytes` what autograd keeps, `Operators` what is computed.

@@ -178,7 +178,8 @@ def state_bytes(share: Share, dtype_bytes: int, optimizer: Optimizer, *, master_
         master       4 n; the moments beside them are float32 too: 8 n
 
     ZeRO (arXiv 1910.02054, section 5) deals elements over dp, rounded up to whole ones: stage 1 the optimizer and
-    master weights, stage 2 gradients too, stage 3 parameters too. What stage 3 gathers to compute is not counted.
+    master weights, of which a rank then has one tensor, stage 2 gradients too, stage 3 parameters too. What stage 3
+    gathers to compute is not counted.
 
     Args:
         share: the rank; its layout tells the ZeRO stage.
@@ -205,7 +206,9 @@ def states_of(
     updated = dealt if zero >= 1 else count
     moments = 0
     if optimizer == "adamw":
-        moments = 2 * updated * (MASTER_BYTES if master_weights else dtype_bytes) + COUNTER_BYTES * num_tensors
+        # A slice is one tensor.
+        counters = COUNTER_BYTES * (1 if zero else num_tensors)
+        moments = 2 * updated * (MASTER_BYTES if master_weights else dtype_bytes) + counters
     return StateBytes(
         parameters=(dealt if zero >= 3 else count) * dtype_bytes,
         master_weights=updated * MASTER_BYTES * master_weights,

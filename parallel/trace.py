@@ -96,7 +96,7 @@ def _run_whole(share: Share, shape: StepShape) -> RankTrace:
     with dry_engine(share.plan, _rank(share), shape.dtype_bytes) as engine:
         batch = dry_batch(share.config, shape)
         with Meter(engine) as meter:
-            engine.step(batch, update=False, observer=meter)
+            engine.step(batch, observer=meter)
     return RankTrace(figures=meter.figures(), num_ranks=share.num_ranks, operators=_distinct(meter))
 
 
@@ -136,7 +136,7 @@ def _run_part(share: Share, shape: StepShape) -> "_Run":
         for model in (engine.model, *engine.parts.values()):
             _drop_blocks(model)
         with meter:
-            engine.step(batch, update=False, observer=meter)
+            engine.step(batch, observer=meter)
     return _Run(share=share, meter=meter)
 
 

@@ -95,10 +95,12 @@ def _layout(generator: random.Random, config: ModelConfig) -> Layout:
     anywhere = tuple(sorted(generator.sample(range(1, config.num_blocks), pp - 1)))
     cuts: tuple[Cut, ...] = ("even", "aligned", anywhere)
     tp = generator.choice((1, 2, 4, 8))
+    dp = generator.choice((1, 2, 3))
     return Layout(
         tp=tp,
         pp=pp,
-        dp=generator.choice((1, 2, 3)),
+        dp=dp,
+        zero=int(dp > 1 and generator.random() < 0.4),
         sp=tp > 1 and generator.random() < 0.6,
         microbatches=generator.choice((1, 2, 3, 5)),
         schedule=generator.choice(("gpipe", "1f1b")),

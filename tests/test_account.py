@@ -227,7 +227,7 @@ def test_a_large_model_on_a_large_world_is_answered_without_torch() -> None:
         (("tiny-t5", "--device-bytes", "0"), "device-bytes = 0; a device has at least 1 byte"),
         (
             ("tiny-t5", "--dp", "2", "--zero", "2", "--trace"),
-            "the native engine keeps optimizer states whole: zero = 2",
+            "the native engine deals optimizer states, nothing else: zero = 2",
         ),
         (("tiny-decoder", "--target-length", "1", "--twin"), "a pair of 0 source and 1 target positions"),
     ],

@@ -153,7 +153,7 @@ def test_a_step_without_update_changes_no_weight_and_repeats() -> None:
     ("layout", "message"),
     [
         (Layout(cp=2), "the native engine does not run context parallelism yet: cp = 2; use cp = 1"),
-        (Layout(dp=2, zero=1), "the native engine keeps optimizer states whole: zero = 1; use zero = 0"),
+        (Layout(dp=2, zero=2), "the native engine deals optimizer states, nothing else: zero = 2; use zero <= 1"),
     ],
 )
 def test_a_layout_that_the_engine_cannot_run_is_refused(layout: Layout, message: str) -> None:

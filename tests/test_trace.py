@@ -121,8 +121,8 @@ def test_a_trace_leaves_no_process_group_behind() -> None:
 
 
 def test_what_the_engine_does_not_run_is_not_traced() -> None:
-    made = plan(small_config("decoder_only"), Layout(dp=2, zero=1))
-    with pytest.raises(ValueError, match="zero = 1"):
+    made = plan(small_config("decoder_only"), Layout(dp=2, zero=2))
+    with pytest.raises(ValueError, match="zero = 2"):
         trace(made, StepShape(num_sequences=1, target_length=4))
     assert not dist.is_initialized()
 

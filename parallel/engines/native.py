@@ -20,6 +20,7 @@ from parallel.deferral import Deferral
 from parallel.edges import not_run
 from parallel.engines.engine import OptimizerName, Quantity, StepFacts, labelled
 from parallel.engines.gathered import Gathered, put_together
+from parallel.flat_weights import FlatWeights
 from parallel.gradients import Gradients
 from parallel.layouts import Layout
 from parallel.parallelize import materialise, parallelize, split_backward
@@ -33,8 +34,8 @@ def unsupported(_config: ModelConfig, layout: Layout) -> str | None:
     """Why this engine cannot run a layout, as one line; None when it can."""
     if layout.cp > 1:
         return f"the native engine does not run context parallelism yet: cp = {layout.cp}; use cp = 1"
-    if layout.zero:
-        return f"the native engine keeps optimizer states whole: zero = {layout.zero}; use zero = 0"
+    if layout.zero > 1:
+        return f"the native engine deals optimizer states, nothing else: zero = {layout.zero}; use zero <= 1"
     return not_run(layout)
 
 
@@ -83,7 +84,8 @@ class NativeEngine:
         self.model.train()
         self.gradients = Gradients(self.model, plan, comm)
         self._pipeline = Pipeline(model=self.model, plan=plan, comm=comm, deferral=self.deferral, dtype=dtype)
-        parameters = list(self.model.parameters())
+        self._flat_weights = FlatWeights(self.model, self.gradients, comm) if plan.layout.zero else None
+        parameters = list(self.model.parameters()) if self._flat_weights is None else [self._flat_weights.own]
         if optimizer == "sgd":
             self.optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=learning_rate)
         else:
@@ -112,6 +114,8 @@ class NativeEngine:
             comm.all_reduce(loss, "pp", site=Site(name="loss.sum"), phase="step").wait()
             if update:
                 self.optimizer.step()
+                if self._flat_weights is not None:
+                    self._flat_weights.gather()
                 self.model.mask_key.step += 1
         return StepFacts(loss=loss.item(), loss_tokens=loss_tokens, gradient_norm=norm)
 
@@ -132,7 +136,8 @@ class NativeEngine:
 
     @property
     def gradient_bytes(self) -> int:
-        return self.gradients.flat.numel() * self.gradients.flat.element_size()
+        """Of the gradients that this rank holds, padding aside."""
+        return self.gradients.num_elements * self.gradients.flat.element_size()
 
     @property
     def optimizer_bytes(self) -> int:
@@ -150,6 +155,8 @@ class NativeEngine:
 
     def gather(self, quantity: Quantity) -> Gathered | None:
         """Whole gradients or weights on rank 0, None elsewhere. Collective; for checks, not for speed."""
+        if quantity == "gradient":
+            self.gradients.gather()
         # Copies: a gradient is a view of one flat buffer, and a view travels with all of what it is a view of.
         shards = self.named_shards(quantity).items()
         local = {name: (shard, tensor.to("cpu", copy=True)) for name, (shard, tensor) in shards}
