@@ -117,7 +117,7 @@ def small_relative(config: ModelConfig, layout: Layout, profile: Profile | None 
     """
     layout.check_model(config)
     grouped = config.num_heads // config.num_kv_heads
-    num_kv_heads = min(config.num_kv_heads, layout.tp * (2 if grouped <= MOST_GROUPED_HEADS else 1))
+    num_kv_heads = min(config.num_kv_heads, layout.tp * layout.cp * (2 if grouped <= MOST_GROUPED_HEADS else 1))
     num_heads = grouped * num_kv_heads
     blocks = _fewest_blocks(config, stages(config, layout, profile))
     heads_width = num_heads * SMALL_HEAD_WIDTH

@@ -25,7 +25,7 @@ def dry_run(plan: Plan, shape: StepShape, accounts: Sequence[RankAccount]) -> tu
     """
     if plan.layout.cp > 1:
         raise ValueError(
-            f"cp = {plan.layout.cp}: no engine runs context parallelism, so nothing can be traced; use cp = 1"
+            f"cp = {plan.layout.cp}: the native engine, which is traced, runs no context parallelism; use cp = 1"
         )
     return tuple(
         compare(account.prediction.figures, traced.figures)

@@ -1,8 +1,8 @@
 """What does DeepSpeed need to run the cells of an experiment without us? `twinshard ds-config`, a file a cell.
 
-A cell is written once, whatever engines the experiment names. The file holds batch sizes, accumulation, optimizer and
-ZeRO stage; stages and cut are arguments of `PipelineModule` and stand in the table. A cell that DeepSpeed cannot run,
-or that one file cannot tell, is a row with the reason.
+A cell is written once, whatever engines the experiment names. The file holds batch sizes, accumulation, optimizer, ZeRO
+stage and what AutoTP shards; stages and cut are arguments of `PipelineModule` and stand in the table. A cell that
+DeepSpeed cannot run, or that one file cannot tell, is a row with the reason.
 """
 
 import dataclasses
@@ -42,7 +42,10 @@ def ds_config_command(*, file: Path, out: Path, form: Format) -> int:
     \b
       deepspeed --num_gpus RANKS train.py --deepspeed --deepspeed_config FILE
 
-    A cell with stages needs a PipelineModule besides, with num_stages and the first block of each as they are told.
+    A cell with stages needs a PipelineModule besides, with num_stages and the first block of each as they are told. One
+    with cp needs DistributedAttention around every core attention, shards of the sequences, and
+    mpu=deepspeed.runtime.sequence_parallel.parallel_state_sp after its initialize_sequence_parallel(cp). One with tp
+    names the modules of this project's models in its patterns.
 
     \b
     Examples:
@@ -64,18 +67,19 @@ def _written(name: str, cell: Cell, folder: Path) -> Row:
     if reason is not None:
         return row | {"reason": reason}
     try:
-        stages = plan(cell.model, cell.layout, cell.profile).stages
+        partitioning = plan(cell.model, cell.layout, cell.profile)
         write_ds_config(
             path,
             cell.layout,
             num_sequences=cell.data.sequences,
             optimizer=cell.settings.optimizer,
             learning_rate=cell.settings.learning_rate,
+            entries=partitioning.entries,
         )
     except ValueError as error:
         return row | {"reason": str(error)}
-    first = " ".join(str(stage.first) for stage in stages)
-    return row | {"num_stages": len(stages), "first_blocks": first, "file": str(path), "status": "ok"}
+    first = " ".join(str(stage.first) for stage in partitioning.stages)
+    return row | {"num_stages": len(partitioning.stages), "first_blocks": first, "file": str(path), "status": "ok"}
 
 
 def _sheets(rows: list[Row]) -> list[Sheet]:

@@ -96,8 +96,8 @@ def positions(share: Batch, plan: Plan, at: Coordinate) -> tuple[int, int]:
     valid = padded = 0
     for stream in _streams(plan.config, plan.stages_of(at.pp)):
         length = plan.sharded_length(share.stream_length(stream))
-        size = length // layout.tp if layout.sp else length
-        first = size * at.tp if layout.sp else 0
+        size = length // (layout.cp * layout.tp if layout.sp else layout.cp)
+        first = size * (at.cp * layout.tp + at.tp if layout.sp else at.cp)
         kept = sum(min(max(own - first, 0), size) for own in share.lengths(stream))
         valid += kept
         padded += share.num_sequences * size - kept

@@ -37,6 +37,8 @@ from parallel.engines.engine import ENGINES, EngineName, unsupported
     "--model", help="Name of a model (see `twinshard models`) or a config.json; a small relative of it is run."
 )
 @layout_options
+@click.option("--cp", default=1, show_default=True, help="Ranks that share sequences.")
+@click.option("--zero", type=click.IntRange(0, 3), default=0, show_default=True, help="ZeRO stage over the dp ranks.")
 @click.option(
     "--engine", type=click.Choice(ENGINES), default="native", show_default=True, help="Who partitions and runs."
 )
@@ -69,6 +71,7 @@ def verify_command(
       twinshard verify --tp 2 --sp --pp 2 --microbatches 3
       twinshard verify --model t5-11b --tp 4 --memory-gather per_block
       twinshard verify --engine torch --tp 2 --sp
+      twinshard verify --engine deepspeed --cp 2 --dp 2 --zero 1
       twinshard verify --matrix
     """  # noqa: D301 - click reads the character
     if matrix:
@@ -107,7 +110,7 @@ def _runnable(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
 
 
 def _refuse_with_matrix(context: click.Context) -> None:
-    for option in ("architecture", "model", *LAYOUT_OPTIONS):
+    for option in ("architecture", "model", *LAYOUT_OPTIONS, "cp", "zero"):
         if context.get_parameter_source(option) is not click.core.ParameterSource.DEFAULT:
             name = option.replace("_", "-")
             raise ValueError(f"--{name} chooses one case, --matrix has all of them: leave one of the two out")

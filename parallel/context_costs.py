@@ -1,4 +1,4 @@
-"""What does each rank hold, send and compute under context parallelism? Closed forms only: no engine here runs it yet.
+"""What does each rank hold, send and compute under context parallelism? Closed forms of a ring, which no engine runs.
 
 With c = cp, every rank holds L / c positions of every stream, and all parameters that it would hold without. So a rank
 is predicted as one of a layout with dp x c replicas and streams of l = L / c positions; attention adds

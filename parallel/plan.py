@@ -188,7 +188,7 @@ class Plan:
 
     def sharded_length(self, length: int) -> int:
         """A stream's length padded so that its positions divide over the ranks that shard it."""
-        multiple = self.layout.tp if self.layout.sp else 1
+        multiple = self.layout.cp * (self.layout.tp if self.layout.sp else 1)
         return math.ceil(length / multiple) * multiple
 
     def block_number(self, module: str) -> int:

@@ -46,7 +46,8 @@ learning_rate = 0.5
 models.pair = {architecture = "encoder_decoder", width = 8, num_heads = 2, ffn_width = 16, num_encoder_blocks = 2, \
 num_decoder_blocks = 3, vocabulary = 40, max_length = 16}
 data.text = {text = "synthetic", sequences = 14, source_length = 6, target_length = 4}
-layouts = [{pp = 2, microbatches = 7}, {dp = 2, zero = 2, microbatches = 7}, {dp = 2, microbatches = 4}, {tp = 2}]
+layouts = [{pp = 2, microbatches = 7}, {dp = 2, zero = 2, microbatches = 7}, {dp = 2, microbatches = 4},
+{tp = 2, sp = true}, {tp = 2, microbatches = 7}, {cp = 2, dp = 2, zero = 1, microbatches = 7}]
 """
 
 
@@ -57,15 +58,28 @@ def test_every_cell_of_an_experiment_is_a_file_or_a_row_that_says_why_not(
     arguments = [str(tmp_path / "one.toml"), "--out", str(tmp_path / "made" / "configs"), "--format", "csv"]
     assert answer(["ds-config", *arguments]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert [row["status"] for row in rows] == ["ok", "ok", "unsupported", "unsupported"]
+    assert [row["status"] for row in rows] == ["ok", "ok", "unsupported", "unsupported", "ok", "ok"]
     assert [row["cell"] for row in rows] == [
         cell.name for cell in load(tmp_path / "one.toml").cells if cell.engine == "native"
     ]
     assert (rows[0]["num_stages"], rows[0]["first_blocks"]) == ("2", "0 3")
     assert "are 2, 2, 2, 1: a ds_config.json has one size" in rows[2]["reason"]
-    assert rows[3]["reason"].startswith("deepspeed's AutoTP")
-    written = [json.loads(Path(row["file"]).read_text(encoding="utf-8")) for row in rows[:2]]
-    assert [config["train_batch_size"] for config in written] == [14, 14]
-    assert [config["train_micro_batch_size_per_gpu"] for config in written] == [2, 1]
-    assert [config["zero_optimization"]["stage"] for config in written] == [0, 2]
-    assert len(list((tmp_path / "made" / "configs").iterdir())) == 2
+    assert rows[3]["reason"].startswith("deepspeed's AutoTP keeps whole sequences")
+    written = [json.loads(Path(row["file"]).read_text(encoding="utf-8")) for row in rows if row["file"]]
+    # AutoTP's ranks would be counted among those that share a batch.
+    assert [config.get("train_batch_size") for config in written] == [14, 14, None, 14]
+    assert [config["train_micro_batch_size_per_gpu"] for config in written] == [2, 1, 2, 1]
+    assert [config["zero_optimization"]["stage"] for config in written] == [0, 2, 0, 1]
+    assert [config.get("sequence_parallel_size") for config in written] == [None, None, None, 2]
+    assert len(list((tmp_path / "made" / "configs").iterdir())) == 4
+    specs = written[2]["tensor_parallel"]["partition_config"]["layer_specs"]
+    shapes = {spec["patterns"][0]: (spec["partition_type"], spec.get("shape")) for spec in specs}
+    assert shapes == {
+        r".*\.self_attention\.qkv\.weight$": ("column", [[8, 8, 8], -1]),
+        r".*\.self_attention\.output\.weight$": ("row", None),
+        r".*\.cross_attention\.query\.weight$": ("column", [[8], -1]),
+        r".*\.cross_attention\.kv\.weight$": ("column", [[8, 8], -1]),
+        r".*\.cross_attention\.output\.weight$": ("row", None),
+        r".*\.ffn\.up\.weight$": ("column", [[16], -1]),
+        r".*\.ffn\.down\.weight$": ("row", None),
+    }

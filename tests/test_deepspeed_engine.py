@@ -267,14 +267,6 @@ def blocks_of_stage(worker: Worker, case: Case, method: str) -> int:
     [
         (Layout(), "deepspeed needs a process group: a layout of one rank is plain PyTorch; use 2 ranks or more"),
         (
-            Layout(tp=2),
-            (
-                "deepspeed's AutoTP replaces nn.Linear and nn.Embedding, and projections, embeddings and head of these "
-                "models are neither: tp = 2; use tp = 1"
-            ),
-        ),
-        (Layout(cp=2), "deepspeed's Ulysses attention is not joined with these models: cp = 2; use cp = 1"),
-        (
             Layout(pp=2, dp=2, zero=2),
             "deepspeed's PipelineModule refuses ZeRO 2 and 3: zero = 2, pp = 2; use zero <= 1",
         ),

@@ -302,3 +302,13 @@ def test_positions_of_the_ranks_add_up_to_those_of_the_streams() -> None:
     for pp, lengths, padded in ((0, batch.source_lengths, 8), (1, batch.target_lengths, 6)):
         assert told[pp, 0][0] + told[pp, 1][0] == sum(lengths)
         assert sum(told[pp, 0]) == sum(told[pp, 1]) == 3 * padded // 2
+
+
+def test_positions_of_ranks_that_share_sequences_add_up_to_those_of_the_stream() -> None:
+    config = small_config("decoder_only", positions="rope")
+    batch = synthetic_batch(config, num_sequences=3, source_length=7, target_length=5, seed=2, ragged=True)
+    partitioning = plan(config, Layout(cp=2, tp=2, sp=True))
+    ranks = [Coordinate(dp=0, pp=0, cp=cp, tp=tp) for cp in (0, 1) for tp in (0, 1)]
+    told = [positions(batch, partitioning, rank) for rank in ranks]
+    assert sum(valid for valid, _ in told) == sum(batch.target_lengths)
+    assert {valid + padding for valid, padding in told} == {3 * 8 // 4}

@@ -1,6 +1,8 @@
 """The DeepSpeed engine: ZeRO for data parallelism, its PipelineModule for stages.
 
     pp = 1    deepspeed.initialize on the model and its loss; zero 0, 1, 2, 3
+    tp > 1    the same with AutoTP (`parallel/engines/deepspeed_tensor.py`)
+    cp > 1    the same with Ulysses attention (`parallel/engines/deepspeed_sequence.py`); zero is over dp x cp
     pp > 1    a PipelineModule of the model's blocks; zero 0 and 1: it refuses the others
 
 DeepSpeed divides a loss by the microbatches and averages gradients over the ranks; a mean of means is not the mean, so
@@ -29,10 +31,10 @@ from parallel.comm import Comm
 from parallel.engines.deepspeed_config import ds_config
 from parallel.engines.deepspeed_layers import Current, Parts, qualified_name
 from parallel.engines.deepspeed_limits import unsupported
-from parallel.engines.deepspeed_pieces import Piece, of_partition, of_shards, of_weights, whole
+from parallel.engines.deepspeed_pieces import Piece, joined, of_partition, of_shards, of_weights, whole
 from parallel.engines.engine import OptimizerName, Quantity, StepFacts
 from parallel.engines.foreign import ForeignEngine
-from parallel.engines.gathered import Gathered, put_together
+from parallel.engines.gathered import Gathered
 from parallel.engines.scored_model import ScoredModel
 from parallel.engines.silence import silence
 from parallel.parallelize import choose_attention
@@ -40,14 +42,17 @@ from parallel.pipeline import Observer, Unobserved
 from parallel.plan import Plan, Shard
 from parallel.recompute import apply_recompute
 from parallel.schedule import Action
-from parallel.sequence import microbatches
+from parallel.sequence import microbatches, pad
 
 with silence():
     import deepspeed
     import deepspeed.ops
 
     from parallel.engines.deepspeed_double import admitting_double, keep_double
-    from parallel.engines.deepspeed_pipeline import OF_PLAN, Instructions, pipeline_module, take_over
+    from parallel.engines.deepspeed_groups import SequenceGroups, TensorGroups, take_over
+    from parallel.engines.deepspeed_pipeline import OF_PLAN, Instructions, pipeline_module
+    from parallel.engines.deepspeed_sequence import shard_sequence
+    from parallel.engines.deepspeed_tensor import complete, held_plan
 
 # Asked for at the first use of a process group: nothing is compiled for this.
 vars(deepspeed.ops)["__compatible_ops__"] = {}
@@ -95,9 +100,14 @@ class DeepspeedEngine(ForeignEngine):
             deepspeed.init_distributed(verbose=False)
             module = self._module(seed, partition)
             self._names = self._named(module)
-            self._shapes = {name: tuple(parameter.shape) for parameter, name in self._names.items()}
-            config = ds_config(plan.layout, optimizer=optimizer, learning_rate=learning_rate)
+            self._shards = {name: held_plan(plan).shard(name, comm.coordinate.tp) for name in self._names.values()}
+            self._shapes = {n: self._shards[n].shape(tuple(p.shape)) for p, n in self._names.items()}
+            config = ds_config(plan.layout, optimizer=optimizer, learning_rate=learning_rate, entries=plan.entries)
             self._engine = self._initialised(module, config)
+            if plan.layout.tp > 1:
+                complete(self.model, plan, comm)
+                # It compares what two ranks are given by `==`, which a batch of tensors does not answer.
+                self._engine.first_dataloader_check.remove()
             if plan.layout.zero:
                 self._watch_partitions()
             if plan.layout.pp > 1:
@@ -109,15 +119,15 @@ class DeepspeedEngine(ForeignEngine):
         self._loss_tokens = self._all_loss_tokens(batch)
         self._loss = torch.zeros((), dtype=torch.promote_types(self.dtype, torch.float32), device=self.device)
         self._pieces, self._updates = [], update
-        parts = microbatches(batch.to(self.device, self.dtype), self.plan.layout)
-        take_over(self._engine.mpu)
+        parts = microbatches(pad(batch.to(self.device, self.dtype), self.plan), self.plan.layout)
+        take_over(self._grid)
         with silence():
             if self.plan.layout.pp > 1:
                 self._instructions.run(parts, watch, self._enter)
             else:
                 self._run(parts, watch)
         norm = self._norm()
-        for axis in ("dp", "pp"):
+        for axis in ("dp", "cp", "pp"):
             self._sum(self._loss, axis)
         self.model.mask_key.step += update
         return StepFacts(loss=self._loss.item(), loss_tokens=self._loss_tokens, gradient_norm=norm)
@@ -129,13 +139,8 @@ class DeepspeedEngine(ForeignEngine):
         for piece in pieces:
             shard = Shard(ranges=((piece.start, piece.start + piece.values.numel()),))
             held[self._names[piece.parameter]] = (shard, piece.values.to("cpu", copy=True))
-        everyone = self.comm.collect_objects((held, self._shapes))
-        if everyone is None:
-            return None
-        flat = put_together([of_rank for of_rank, _ in everyone])
-        shapes = {name: shape for _, of_rank in everyone for name, shape in of_rank.items()}
-        tensors = {name: tensor.view(shapes[name]) for name, tensor in flat.tensors.items()}
-        return Gathered(tensors=tensors, replica_error=flat.replica_error, replica_name=flat.replica_name)
+        everyone = self.comm.collect_objects((self.comm.coordinate.tp, held, self._shapes, self._shards))
+        return None if everyone is None else joined(everyone)
 
     # ---- what this rank holds ---------------------------------------------------------------------------------
 
@@ -170,6 +175,9 @@ class DeepspeedEngine(ForeignEngine):
             initialise(self.model, self.plan.config, seed=seed, dtype=self.dtype, device=self.device)
             choose_attention(self.model, self.plan)
             apply_recompute(self.model, layout.recompute)
+            if layout.cp > 1:
+                # Around what is computed again, so that nothing is sent again.
+                shard_sequence(self.model, self.plan.config, self.comm)
             return ScoredModel(self.model)
         self._current = Current()
         parts = Parts(self.model, self.plan, seed=seed, dtype=self.dtype, device=self.device)
@@ -182,12 +190,29 @@ class DeepspeedEngine(ForeignEngine):
             return {p: canonical_name(self.plan.config, name) for name, p in self.model.named_parameters()}
         return {p: qualified_name(self.plan, module.get_submodule, name) for name, p in module.named_parameters()}
 
+    def _ranks(self, module: Any) -> tuple[Any, Any]:
+        """What `take_over` is given, and what DeepSpeed is given as its mpu."""
+        layout = self.plan.layout
+        if layout.pp > 1:
+            return module.mpu(), None
+        if layout.cp > 1:
+            groups = SequenceGroups(self.comm)
+            return groups, groups
+        if layout.tp > 1:
+            tensor_groups = TensorGroups(layout.tp)
+            return tensor_groups, tensor_groups.mpu
+        return None, None
+
     def _initialised(self, module: Any, config: dict[str, Any]) -> Any:
         """DeepSpeed's engine."""
-        is_double, is_zero = self.dtype == torch.float64, self.plan.layout.zero > 0
+        layout = self.plan.layout
+        is_double, is_zero = self.dtype == torch.float64, layout.zero > 0
+        self._grid, mpu = self._ranks(module)
         with admitting_double(is_zero=is_zero) if is_double else contextlib.nullcontext():
-            take_over(module.mpu() if self.plan.layout.pp > 1 else None)
-            engine, *_ = deepspeed.initialize(model=module, model_parameters=list(module.parameters()), config=config)
+            take_over(self._grid)
+            engine, *_ = deepspeed.initialize(
+                model=module, model_parameters=list(module.parameters()), config=config, mpu=mpu
+            )
         if is_double:
             keep_double(engine, is_zero=is_zero)
         return engine
@@ -201,13 +226,24 @@ class DeepspeedEngine(ForeignEngine):
             with watch.action(Action(kind="forward", stage=0, microbatch=index)):
                 loss = engine(part) / self._loss_tokens
             with watch.action(Action(kind="backward", stage=0, microbatch=index)):
-                engine.backward(loss * self.plan.layout.dp, scale_wrt_gas=False)
+                engine.backward(loss * self._divisor, scale_wrt_gas=False)
             self._loss += loss.detach()
         with watch.synchronise():
             if self._before_update():
                 engine.step()
             else:
                 engine.zero_grad()
+
+    @property
+    def _divisor(self) -> int:
+        """What DeepSpeed divides a sum of gradients by: under ZeRO 3 it forgets that cp is no data parallelism."""
+        layout = self.plan.layout
+        return layout.dp * layout.cp if layout.zero == 3 else layout.dp
+
+    @property
+    def _replica(self) -> int:
+        """This rank's place among those that hold the same parameters."""
+        return self.comm.coordinate.dp * self.plan.layout.cp + self.comm.coordinate.cp
 
     def _scored(self, logits_LBV: Tensor, number: Tensor) -> Tensor:
         """The loss of a microbatch as a last stage has to give it: DeepSpeed divides by microbatches and by dp."""
@@ -229,7 +265,7 @@ class DeepspeedEngine(ForeignEngine):
 
     def _watch_partitions(self) -> None:
         """ZeRO updates group by group: there the rank's part of the gradient stands beside its masters."""
-        optimizer, rank = self._engine.optimizer, self.comm.coordinate.dp
+        optimizer, rank = self._engine.optimizer, self._replica
         update = optimizer._optimizer_step  # noqa: SLF001, nothing public is called between reduction and update
 
         def watched(group: int) -> None:
@@ -245,17 +281,20 @@ class DeepspeedEngine(ForeignEngine):
         optimizer._optimizer_step = watched  # noqa: SLF001
 
     def _weights(self) -> Iterator[Piece]:
-        return of_weights(list(self._names), self.comm.coordinate.dp)
+        return of_weights(list(self._names), self._replica)
 
     def _norm(self) -> float:
-        """Global norm, every number counted once: of a tied parameter the first stage's copy."""
+        """Global norm, every number counted once: of copies on stages or tensor-parallel ranks the first."""
         square = torch.zeros((), dtype=torch.promote_types(self.dtype, torch.float32), device=self.device)
         for piece in self._pieces:
-            if not getattr(piece.parameter, "ds_pipe_replicated", False):
+            is_first = self.comm.coordinate.tp == 0 or not self._shards[self._names[piece.parameter]].is_whole
+            if is_first and not getattr(piece.parameter, "ds_pipe_replicated", False):
                 square += torch.linalg.vector_norm(piece.values, dtype=square.dtype).square()
         self._sum(square, "pp")
+        self._sum(square, "tp")
         if self.plan.layout.zero:
             self._sum(square, "dp")
+            self._sum(square, "cp")
         return square.sqrt().item()
 
 

@@ -3,16 +3,22 @@
     train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x dp
 
 has to hold exactly, so a step whose last microbatch is ragged has no such file. A pipeline's stages and cut are
-arguments of `PipelineModule`, not of the file. Keys that are not there have DeepSpeed's defaults.
+arguments of `PipelineModule`, not of the file. Ranks that share sequences are told by an mpu: the file has their number
+for who reads it without one. What AutoTP shards is named here, by patterns of the plan's modules; without an mpu it
+counts tensor-parallel ranks among those that batches are for, so that only parts of the product are given. Keys that
+are not there have DeepSpeed's defaults.
 Source: deepspeed 0.19, docs/_pages/config-json. Torch-free.
 """
 
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from parallel.engines.engine import OptimizerName
 from parallel.layouts import Layout, microbatch_sizes
+from parallel.plan import Entry
 
 NEVER = 10**9
 """Steps between two reports."""
@@ -22,15 +28,21 @@ BUCKET_ELEMENTS = 50_000_000
 
 
 def ds_config(
-    layout: Layout, *, optimizer: OptimizerName, learning_rate: float, sequences_per_microbatch: int = 1
+    layout: Layout,
+    *,
+    optimizer: OptimizerName,
+    learning_rate: float,
+    sequences_per_microbatch: int = 1,
+    entries: Sequence[Entry] = (),
 ) -> dict[str, Any]:
     """The configuration of a layout.
 
     Args:
-        layout: its dp, zero and microbatches are read.
+        layout: its tp, dp, cp, zero and microbatches are read.
         optimizer: `sgd` or `adamw`, torch's own.
         learning_rate: its step size.
         sequences_per_microbatch: of each data-parallel rank.
+        entries: of the plan, which AutoTP needs.
     """
     parameters: dict[str, Any] = {"lr": learning_rate}
     if optimizer == "adamw":
@@ -50,11 +62,42 @@ def ds_config(
     if layout.zero == 3:
         # Its default keeps every parameter of fewer than 100000 elements whole on all ranks.
         config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+    if layout.cp > 1:
+        config["sequence_parallel_size"] = layout.cp
+    if layout.tp > 1:
+        del config["train_batch_size"]
+        config["tensor_parallel"] = {
+            "autotp_size": layout.tp,
+            "partition_config": {"use_default_specs": False, "layer_specs": layer_specs(entries)},
+        }
     return config
 
 
+def layer_specs(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """What AutoTP does to which parameters: all blocks alike, and nothing outside of them."""
+    specs: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        name = entry.module.split(".block.")[-1].partition(".")[2]
+        spec: dict[str, Any] = {"patterns": [rf".*\.{re.escape(name)}\.weight$"]}
+        if entry.style == "colwise":
+            widths = [part.count * part.width for part in entry.parts]
+            specs[name] = {**spec, "partition_type": "column", "shape": [widths, -1]}
+        elif entry.style == "rowwise":
+            specs[name] = {**spec, "partition_type": "row"}
+        elif entry.style == "head_bias_table":
+            # A rank's gradient is that of its heads.
+            specs[name] = {**spec, "partition_type": "skip", "grad_allreduce": True}
+    return list(specs.values())
+
+
 def write_ds_config(
-    path: Path, layout: Layout, *, num_sequences: int, optimizer: OptimizerName, learning_rate: float
+    path: Path,
+    layout: Layout,
+    *,
+    num_sequences: int,
+    optimizer: OptimizerName,
+    learning_rate: float,
+    entries: Sequence[Entry] = (),
 ) -> None:
     """Writes the file of a cell.
 
@@ -64,6 +107,7 @@ def write_ds_config(
         num_sequences: of the step, all data-parallel ranks together.
         optimizer: `sgd` or `adamw`.
         learning_rate: its step size.
+        entries: of the plan, which AutoTP needs.
 
     Raises:
         ValueError: the sequences cannot be dealt to the ranks, or leave a ragged last microbatch.
@@ -76,5 +120,11 @@ def write_ds_config(
             f"{num_sequences} sequences over dp = {layout.dp} in {layout.microbatches} microbatches are "
             f"{', '.join(map(str, sizes))}: a ds_config.json has one size; try {nearest} sequences"
         )
-    config = ds_config(layout, optimizer=optimizer, learning_rate=learning_rate, sequences_per_microbatch=sizes[0])
+    config = ds_config(
+        layout,
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        sequences_per_microbatch=sizes[0],
+        entries=entries,
+    )
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -15,6 +15,7 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
 
 @contextlib.contextmanager
@@ -45,6 +46,8 @@ def keep_double(engine: Any, *, is_zero: bool) -> None:
     if not is_zero:
         return
     optimizer = engine.optimizer
+    if isinstance(optimizer, DeepSpeedZeroOptimizer) and optimizer.sequence_parallel_size > 1:
+        _reduce_as_it_is(optimizer)
     (bucket,) = optimizer.ipg_buckets.values()
     optimizer.communication_data_type, optimizer.ipg_buckets = torch.float64, {torch.float64: bucket}
     if isinstance(bucket.buffer, torch.Tensor):
@@ -52,3 +55,16 @@ def keep_double(engine: Any, *, is_zero: bool) -> None:
     for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat"):
         for master in getattr(optimizer, name, []):
             master.data = master.data.double()
+
+
+def _reduce_as_it_is(optimizer: DeepSpeedZeroOptimizer) -> None:
+    """Where ranks share sequences, ZeRO 1 and 2 reduce every bucket in float32; here in the bucket's own dtype."""
+    reduce = optimizer.allreduce_bucket
+
+    def reduced(*args: Any, divide: bool = True, **kwargs: Any) -> Any:
+        # The degree is read for the dtype, and for a mean that ZeRO has taken before it comes here.
+        assert not divide, "the mean over ranks is taken here"
+        with mock.patch.object(optimizer, "sequence_parallel_size", 1):
+            return reduce(*args, divide=False, **kwargs)
+
+    optimizer.allreduce_bucket = reduced

@@ -20,12 +20,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
-from deepspeed.runtime.pipe import p2p
 from deepspeed.runtime.pipe import schedule as instructions
 from deepspeed.runtime.pipe.topology import ProcessTopology
-from deepspeed.utils import groups
 from torch import Tensor
 
 from models.batch import Batch
@@ -43,7 +40,6 @@ from parallel.engines.deepspeed_layers import (
     look_up,
     tied_product,
 )
-from parallel.engines.foreign import unchecked_groups
 from parallel.pipeline import Observer
 from parallel.schedule import Action, Kind
 
@@ -96,37 +92,6 @@ def pipeline_module(parts: Parts, current: Current, *, method: str, score: Calla
         loss_fn=score,
         partition_method=method,
     )
-
-
-def take_over(grid: Any) -> None:
-    """Makes an engine's grid the current one: DeepSpeed keeps that of the engine made last in globals.
-
-    Its messages go over a group of their own instead of the world's; see `parallel/engines/foreign.py`.
-
-    Args:
-        grid: DeepSpeed's of a pipeline; None for data parallelism over the world.
-    """
-    groups.mpu = grid
-    if grid is not None:
-        p2p.init_process_groups(grid)
-        group = _for_messages(dist.group.WORLD)
-        p2p.send = functools.partial(_send, grid, group)
-        p2p.recv = functools.partial(_receive, grid, group)
-
-
-@functools.lru_cache(maxsize=4)
-def _for_messages(_world: Any) -> Any:
-    """A group of all ranks; collective when it is new."""
-    with unchecked_groups():
-        return dist.new_group()
-
-
-def _send(grid: Any, group: Any, tensor: Tensor, stage: int) -> None:
-    dist.send(tensor, grid.stage_to_global(stage_id=stage), group=group)
-
-
-def _receive(grid: Any, group: Any, tensor: Tensor, stage: int) -> None:
-    dist.recv(tensor, grid.stage_to_global(stage_id=stage), group=group)
 
 
 class Instructions:
