@@ -34,6 +34,8 @@ LEARNED = {
     "num_kv_heads": 4,
 }
 """Seven positions are padded to eight, one more than the table has."""
+UNEVEN = {"positions": "relative", "num_heads": 6, "num_kv_heads": 3, "width": 24}
+"""Four query heads on one rank, two on the other."""
 ONE_BLOCK = {**ROPE, "num_decoder_blocks": 1}
 
 
@@ -42,10 +44,11 @@ ONE_BLOCK = {**ROPE, "num_decoder_blocks": 1}
     [
         ("encoder_decoder", Layout(cp=2, microbatches=3), RELATIVE),
         ("encoder_decoder", Layout(cp=2, recompute="full", attention="materialised"), LEARNED),
+        ("encoder_decoder", Layout(cp=2), UNEVEN),
         ("decoder_only", Layout(cp=2, microbatches=2, recompute="selective"), ROPE),
         ("encoder_only", Layout(cp=2, microbatches=2), LEARNED),
     ],
-    ids=["relative", "learned", "rope", "encoder-only"],
+    ids=["relative", "learned", "uneven", "rope", "encoder-only"],
 )
 def test_a_sharded_sequence_equals_one_process(
     architecture: Architecture, layout: Layout, changes: dict[str, object], two_ranks: Ranks
@@ -158,7 +161,7 @@ def mask_seeds(worker: Worker, case: Case) -> list[int]:
     [
         (
             Layout(cp=4),
-            "deepspeed's Ulysses attention deals out heads: 2 KV heads over cp = 4; try cp = 1, 2",
+            "deepspeed's Ulysses attention needs a KV head for each rank: 2 KV heads over cp = 4; use cp <= 2",
         ),
         (
             Layout(cp=2, pp=2),

@@ -50,11 +50,11 @@ def _sequence_limits(config: ModelConfig, layout: Layout) -> Iterator[str]:
             "deepspeed's pipeline has no ranks that share a sequence: Ulysses attention with "
             f"cp = {layout.cp}, pp = {layout.pp}; use pp = 1 or cp = 1"
         )
-    if config.num_kv_heads % layout.cp:
+    if config.num_kv_heads < layout.cp:
         heads = config.num_kv_heads
         yield (
-            f"deepspeed's Ulysses attention deals out heads: {heads} KV heads over cp = {layout.cp}; "
-            f"try cp = {_divisors(heads)}"
+            f"deepspeed's Ulysses attention needs a KV head for each rank: {heads} KV heads over cp = {layout.cp}; "
+            f"use cp <= {heads}"
         )
 
 

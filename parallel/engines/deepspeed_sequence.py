@@ -7,10 +7,11 @@
 Around each core stands DeepSpeed's `DistributedAttention`; that of cross-attention has two lengths, L of the target and
 S of the source. What counts positions or heads is told which are meant: added positions, rotations, the heads of a
 relative bias. A mask is that of the whole sequence. Lengths are padded to multiples of c (`parallel/sequence.py`).
+Where c does not divide the KV heads, DeepSpeed gives the first ranks one more, with their query heads.
 
 How DeepSpeed learns of these ranks is told in `parallel/engines/deepspeed_groups.py`.
-Source: Jacobs et al. 2023, DeepSpeed Ulysses (arXiv 2309.14509); deepspeed 0.19, sequence/layer.py. Left out: heads
-that c does not divide.
+Source: Jacobs et al. 2023, DeepSpeed Ulysses (arXiv 2309.14509); deepspeed 0.19, sequence/layer.py. Left out: fewer KV
+heads than ranks.
 """
 
 import functools
@@ -33,6 +34,7 @@ from parallel.comm import Comm
 def shard_sequence(model: Model, config: ModelConfig, comm: Comm) -> None:
     """Makes a whole model compute this rank's positions of every stream; its parameters stay."""
     shard = functools.partial(_shard, comm.coordinate.cp, comm.mesh.cp)
+    heads = heads_of_ranks(config, comm.mesh.cp)
     for stack in (model.encoder, model.decoder):
         if stack is None:
             continue
@@ -48,7 +50,9 @@ def shard_sequence(model: Model, config: ModelConfig, comm: Comm) -> None:
             )
             embedding.position.register_forward_hook(lambda _module, _inputs, whole_L1D: shard(whole_L1D, 0))
         if stack.relative_bias is not None:
-            stack.relative_bias.register_forward_hook(lambda _module, _inputs, bias_NQK: shard(bias_NQK, 0))
+            stack.relative_bias.register_forward_hook(
+                lambda _module, _inputs, bias_NQK: bias_NQK.split(heads)[comm.coordinate.cp]
+            )
         _rotate_shards(stack, config, comm)
     assert model.loss is not None
     model.loss.register_forward_pre_hook(lambda _module, inputs: (inputs[0], shard(inputs[1], 1)))
@@ -62,6 +66,13 @@ def shard_sequence(model: Model, config: ModelConfig, comm: Comm) -> None:
 def _shard(coordinate: int, degree: int, whole: Tensor, dim: int) -> Tensor:
     """The slice of a dim that a rank holds."""
     return whole.chunk(degree, dim)[coordinate]
+
+
+def heads_of_ranks(config: ModelConfig, degree: int) -> list[int]:
+    """Query heads of each rank in a core: those of whole KV heads, of which the first ranks have one more."""
+    each, more = divmod(config.num_kv_heads, degree)
+    grouped = config.num_heads // config.num_kv_heads
+    return [(each + (rank < more)) * grouped for rank in range(degree)]
 
 
 def _rotate_shards(stack: nn.Module, config: ModelConfig, comm: Comm) -> None:
