@@ -79,11 +79,13 @@ def test_stages_in_the_middle_and_zero_beside_stages_equal_one_process(layout: L
     assert four_ranks.run(proved, case)[0].failures == ()
 
 
-def test_engines_of_two_grids_take_turns_in_one_process(two_ranks: Ranks) -> None:
+def test_engines_of_all_grids_take_turns_in_one_process(two_ranks: Ranks) -> None:
     """DeepSpeed keeps the groups of the engine that was made last in globals."""
-    layouts = (Layout(pp=2, microbatches=2), Layout(dp=2, microbatches=2))
-    for of_pipeline, of_data in two_ranks.run(losses_in_turn, layouts):
-        assert of_pipeline == pytest.approx(of_data, rel=EXACT_RTOL)
+    plain = Layout(microbatches=2)
+    layouts = tuple(plain.replace(**{axis: 2}) for axis in ("pp", "dp", "cp", "tp"))
+    for of_pipeline, *others in two_ranks.run(losses_in_turn, layouts):
+        for losses_of in others:
+            assert losses_of == pytest.approx(of_pipeline, rel=EXACT_RTOL)
 
 
 def losses_in_turn(worker: Worker, layouts: tuple[Layout, ...]) -> list[list[float]]:
@@ -188,7 +190,7 @@ def test_layers_chained_are_the_model_and_what_they_pass_on_has_a_gradient(
 
 
 def test_deepspeed_writes_nothing_and_compiles_nothing(two_ranks: Ranks) -> None:
-    for layout in (Layout(dp=2, zero=1), Layout(pp=2, microbatches=2)):
+    for layout in (Layout(dp=2, zero=1), Layout(pp=2, microbatches=2), Layout(cp=2), Layout(tp=2)):
         assert two_ranks.run(noise, engine_case("deepspeed", "encoder_decoder", layout)) == [("", False)] * 2
 
 

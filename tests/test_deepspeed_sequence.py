@@ -6,8 +6,9 @@ from unittest import mock
 import pytest
 
 from launch.case import Case
-from launch.parity import case_batch
+from launch.parity import LEARNING_RATE, Parity, case_batch
 from models.config import Architecture
+from parallel.engines.deepspeed_config import ds_config
 from parallel.engines.engine import unsupported
 from parallel.layouts import Layout
 from parallel.recorder import Recorder
@@ -135,6 +136,32 @@ def error_if_reduced_in_single(worker: Worker, case: Case) -> float:
 
     with mock.patch.object(deepspeed_double, "_reduce_as_it_is"):
         return proved(worker, case).gradient.error
+
+
+def test_gradients_are_reduced_over_dp_alone_where_the_configuration_tells_of_sequences(two_ranks: Ranks) -> None:
+    """So this engine tells DeepSpeed by an mpu."""
+    case = engine_case("deepspeed", "decoder_only", Layout(cp=2), changes=ONE_BLOCK)
+    parity = two_ranks.run(proved_by_configuration, case)[0]
+    assert parity.loss.error <= EXACT_RTOL
+    assert parity.gradient.error > 0.1
+    assert parity.replica.error > 0.1
+
+
+def proved_by_configuration(worker: Worker, case: Case) -> Parity:
+    from deepspeed.utils import groups  # noqa: PLC0415 - on ranks only
+
+    from parallel.engines.deepspeed import DeepspeedEngine  # noqa: PLC0415 - on ranks only
+
+    config = ds_config(case.layout, optimizer="sgd", learning_rate=LEARNING_RATE)
+    config["data_parallel_size"] = case.layout.dp
+    try:
+        with (
+            mock.patch("parallel.engines.deepspeed.ds_config", return_value=config),
+            mock.patch.object(DeepspeedEngine, "_ranks", return_value=(None, None)),
+        ):
+            return proved(worker, case)
+    finally:
+        groups.mesh_device = None
 
 
 def test_dropout_of_shards_differs(two_ranks: Ranks) -> None:

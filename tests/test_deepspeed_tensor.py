@@ -9,11 +9,13 @@ from launch.case import Case
 from launch.parity import case_batch
 from models.architectures import build
 from models.config import Architecture, ModelConfig
+from parallel.comm import Comm
 from parallel.engines.engine import unsupported
 from parallel.layouts import Layout
+from parallel.plans import plan
 from parallel.recorder import Recorder
 from parallel.sequence import deal
-from tests.engine_steps import engine_case, engine_of, proved
+from tests.engine_steps import CPU, engine_case, engine_of, proved
 from tests.rank import Worker
 from tests.small_models import small_config
 from tests.spawn import Ranks
@@ -98,6 +100,30 @@ def parameters(config: ModelConfig) -> tuple[int, int]:
     names = ("qkv", "query", "kv", "up", "output.weight", "down.weight")
     sharded = (p.numel() for name, p in model.named_parameters() if any(f".{part}" in name for part in names))
     return sum(p.numel() for p in model.parameters()), sum(sharded)
+
+
+def test_what_is_not_contiguous_is_not_summed(two_ranks: Ranks) -> None:
+    """AutoTP sums a copy of it, and goes on with what it had; that of these models is contiguous, being a product."""
+    case = engine_case("deepspeed", "decoder_only", Layout(tp=2))
+    assert two_ranks.run(sums_of_ones, case) == [(2.0, 1.0, 2.0, 1.0)] * 2
+
+
+def sums_of_ones(worker: Worker, case: Case) -> tuple[float, ...]:
+    """Of a column-parallel gradient and a row-parallel result, contiguous and transposed."""
+    from deepspeed.module_inject.layers import ColumnParallel, RowParallel  # noqa: PLC0415 - on ranks only
+
+    comm = Comm.create(plan=plan(case.config, case.layout), rank=worker.rank, groups=worker.groups, device=CPU)
+    group, told = comm.group("tp"), []
+    for transposed in (False, True):
+        ones = torch.ones(4, 3).t() if transposed else torch.ones(3, 4)
+        hidden = torch.zeros(3, 4, requires_grad=True)
+        ColumnParallel.apply(group, hidden).backward(ones)
+        assert hidden.grad is not None
+        told.append(hidden.grad[0, 0].item())
+    for transposed in (False, True):
+        ones = torch.ones(4, 3).t() if transposed else torch.ones(3, 4)
+        told.append(RowParallel.apply(group, ones, False)[0, 0].item())
+    return tuple(told)
 
 
 @pytest.mark.parametrize(
