@@ -16,6 +16,7 @@ from models.config import Architecture
 from parallel.comm import Comm
 from parallel.engines.deepspeed_config import ds_config
 from parallel.engines.engine import unsupported
+from parallel.engines.listed_layers import Current, Parts
 from parallel.layouts import Layout
 from parallel.plans import plan
 from parallel.sequence import deal
@@ -169,7 +170,6 @@ def test_layers_chained_are_the_model_and_what_they_pass_on_has_a_gradient(
     architecture: Architecture, changes: dict[str, object]
 ) -> None:
     """Wherever DeepSpeed cuts: a floating tensor without a gradient that crosses a stage ends its backward."""
-    from parallel.engines.deepspeed_layers import Current, Parts  # noqa: PLC0415 - needs DeepSpeed
     from parallel.engines.deepspeed_pipeline import layer_specs  # noqa: PLC0415 - needs DeepSpeed
 
     case = engine_case("deepspeed", architecture, Layout(pp=2), changes=tying(architecture, changes))

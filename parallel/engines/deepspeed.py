@@ -29,12 +29,12 @@ from models.head import CrossEntropy
 from models.initial import canonical_name, initialise
 from parallel.comm import Comm
 from parallel.engines.deepspeed_config import ds_config
-from parallel.engines.deepspeed_layers import Current, Parts, qualified_name
 from parallel.engines.deepspeed_limits import unsupported
 from parallel.engines.deepspeed_pieces import Piece, joined, of_partition, of_shards, of_weights, whole
 from parallel.engines.engine import OptimizerName, Quantity, StepFacts
 from parallel.engines.foreign import ForeignEngine
 from parallel.engines.gathered import Gathered
+from parallel.engines.listed_layers import Current, Parts, qualified_name
 from parallel.engines.scored_model import ScoredModel
 from parallel.engines.silence import silence
 from parallel.parallelize import choose_attention

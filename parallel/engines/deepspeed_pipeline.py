@@ -26,20 +26,8 @@ from deepspeed.runtime.pipe.topology import ProcessTopology
 from torch import Tensor
 
 from models.batch import Batch
-from models.stack import Side
-from parallel.engines.deepspeed_layers import (
-    BiasLayer,
-    BlockLayer,
-    Current,
-    EmbeddingLayer,
-    HeadLayer,
-    Parts,
-    TiedRows,
-    TokenLayer,
-    TransformLayer,
-    look_up,
-    tied_product,
-)
+from parallel.engines.layer_list import Listed, first_layers, layer_list
+from parallel.engines.listed_layers import Current, Parts
 from parallel.pipeline import Observer
 from parallel.schedule import Action, Kind
 
@@ -49,38 +37,19 @@ OF_PLAN = "type:^Start"
 
 def layer_specs(parts: Parts, current: Current) -> list[Any]:
     """The model as a list of layers, none of which is built."""
-    config = parts.plan.config
-    tied = config.tie_groups[0] if config.tie_groups else ()
-    sides: tuple[tuple[Side, int], ...] = (
-        ("encoder", config.num_encoder_blocks),
-        ("decoder", config.num_decoder_blocks),
-    )
-    specs: list[Any] = []
-    first_layers: list[int] = []
-    for side, num_blocks in sides:
-        if num_blocks == 0:
-            continue
-        first_layers.append(len(specs))
-        if f"{side}.embedding.token.weight" in tied:
-            use = functools.partial(_tied_look_up, current, parts, side)
-            specs.append(TiedLayerSpec("token", TiedRows, parts, tied[0], forward_fn=use))
-        elif side == "decoder" or not config.feature_width:
-            specs.append(LayerSpec(TokenLayer, parts, current, side))
-        specs.append(LayerSpec(EmbeddingLayer, parts, current, side))
-        first_layers += range(len(specs) + 1, len(specs) + num_blocks)
-        specs += [LayerSpec(BlockLayer, parts, current, side, index) for index in range(num_blocks)]
-    for stage in parts.plan.stages:
-        start = specs[first_layers[stage.first]]
+    layers = layer_list(parts.plan.config)
+    specs = [_spec(layer, parts, current) for layer in layers]
+    for place in first_layers(layers, parts.plan.stages):
+        start = specs[place]
         start.typename = type(f"Start{start.typename.__name__}", (start.typename,), {})
-    if "head.weight" not in tied:
-        return [*specs, LayerSpec(HeadLayer, parts, current)]
-    specs.append(LayerSpec(TransformLayer, parts, current))
-    specs.append(TiedLayerSpec("token", TiedRows, parts, tied[0], forward_fn=tied_product))
-    return [*specs, LayerSpec(BiasLayer, parts, current)] if config.head_bias else specs
+    return specs
 
 
-def _tied_look_up(current: Current, parts: Parts, side: Side, rows: TiedRows, states: Any) -> Any:
-    return look_up(current, parts, side, rows, states)
+def _spec(layer: Listed, parts: Parts, current: Current) -> Any:
+    if layer.use is None:
+        return LayerSpec(layer.kind, parts, current, *layer.arguments)
+    use = functools.partial(layer.use, parts, current)
+    return TiedLayerSpec("token", layer.kind, parts, *layer.arguments, forward_fn=use)
 
 
 def pipeline_module(parts: Parts, current: Current, *, method: str, score: Callable[[Tensor, Tensor], Tensor]) -> Any:

@@ -1,4 +1,4 @@
-"""Which list of layers is a model to DeepSpeed's pipeline, and what goes from one to the next?
+"""What are the layers of a model that a pipeline cuts as a list, and what goes from one to the next?
 
     encoder_decoder   token  embedding  block ...  token  embedding  block ...  (transform)  head  (bias)
     passes            hidden source     memory     hidden target     target                  logits
@@ -8,10 +8,12 @@ Every block, with the final norm after the last of its stack, is a layer; so are
 where they are tied, because DeepSpeed ties whole layers. A relative bias is made once, by the embedding's layer, and
 goes along with the hidden states, so that its gradient comes back to one place: N L^2 numbers an edge.
 
-Every floating tensor that crosses a stage must have a gradient, or DeepSpeed fails; these have. Token ids, lengths and
-labels cross none: each stage reads its own `Current` microbatch. DeepSpeed would send them, into receive buffers that
-it shares between activations and gradients by position and size, whatever their dtype.
-Source: deepspeed 0.19, runtime/pipe. Left out: who runs them (`parallel/engines/deepspeed_pipeline.py`).
+Every floating tensor that crosses a stage must have a gradient: without, DeepSpeed fails and fairscale's checkpoints
+pair gradients with the wrong tensors; these have. Token ids, lengths and labels cross none: each layer reads its
+`Current` microbatch. DeepSpeed would send them, into receive buffers that it shares between activations and gradients
+by position and size, whatever their dtype; fairscale would cut them along dim 0.
+Source: deepspeed 0.19, runtime/pipe; fairscale 0.4.13, nn/pipe. Left out: their order
+(`parallel/engines/layer_list.py`), and who runs them (`deepspeed_pipeline.py`, `fairscale_pipe.py` beside this file).
 """
 
 import copy
@@ -41,7 +43,7 @@ States = Tensor | tuple[Tensor, ...]
 
 
 class Current:
-    """The microbatch that this stage computes on."""
+    """The microbatch that is computed on."""
 
     def __init__(self) -> None:
         self.batches: Sequence[Batch] = ()
@@ -134,7 +136,7 @@ class TokenLayer(PartLayer):
 def look_up(current: Current, parts: Parts, side: Side, token: nn.Module, states: States) -> States:
     """What a token layer does, tied or not."""
     hidden_LBD = token(current.batch.stream(stream_of(side)).t())
-    return _packed(hidden_LBD, *_memory(parts, side, states))
+    return packed(hidden_LBD, *_memory(parts, side, states))
 
 
 class EmbeddingLayer(PartLayer):
@@ -151,7 +153,7 @@ class EmbeddingLayer(PartLayer):
 
     def forward(self, states: States) -> States:
         """Features have no layer before this one: then the first state is the memory, or nothing."""
-        batch, tensors = self.current.batch, list(_unpacked(states))
+        batch, tensors = self.current.batch, list(unpacked(states))
         assert isinstance(self.embedding, Embedding)
         if isinstance(self.embedding.token, _Given):
             self.embedding.token.rows_LBD = tensors.pop(0)
@@ -161,7 +163,7 @@ class EmbeddingLayer(PartLayer):
         hidden_LBD = self.embedding(ids_BL, batch.token_types if self._has_token_types else None)
         if self.relative_bias is not None:
             tensors.append(self.relative_bias(ids_BL.shape[1], ids_BL.shape[1]))
-        return _packed(hidden_LBD, *tensors)
+        return packed(hidden_LBD, *tensors)
 
 
 class BlockLayer(PartLayer):
@@ -179,13 +181,13 @@ class BlockLayer(PartLayer):
 
     def forward(self, states: States) -> States:
         """(hidden_LBD, memory_SBD if it is read, bias_NQK if there is one) -> the same."""
-        batch, (hidden_LBD, *others) = self.current.batch, _unpacked(states)
+        batch, (hidden_LBD, *others) = self.current.batch, unpacked(states)
         memory_SBD = others[0] if self._reads_memory else None
         biases = others[1:] if self._reads_memory else others
         mask = self._mask(batch, self._stream, hidden_LBD, biases[0] if biases else None)
         memory_mask = None if memory_SBD is None else self._mask(batch, "source", hidden_LBD, None)
         hidden_LBD = self.block(hidden_LBD, mask, memory_SBD, memory_mask)
-        return _packed(hidden_LBD, *others) if self.norm is None else self.norm(hidden_LBD)
+        return packed(hidden_LBD, *others) if self.norm is None else self.norm(hidden_LBD)
 
     def _mask(self, batch: Batch, keys: Stream, like: Tensor, bias_NQK: Tensor | None) -> AttentionMask:
         return attention_mask(
@@ -242,10 +244,11 @@ class BiasLayer(PartLayer):
 
 
 class TiedRows(TokenEmbedding):
-    """The rows that embeddings and head share."""
+    """The rows that embeddings and head share; `prefixes` as of a `PartLayer`."""
 
     def __init__(self, parts: Parts, name: str) -> None:
         nn.Module.__init__(self)
+        self.prefixes = {"weight": name}
         part = parts.part(name.removesuffix(".weight"))
         assert isinstance(part.weight, nn.Parameter)
         self.weight = part.weight
@@ -257,7 +260,7 @@ def tied_product(rows: TiedRows, hidden_LBD: Tensor) -> Tensor:
 
 
 def qualified_name(plan: Plan, layers: Callable[[str], nn.Module], local: str) -> str:
-    """Canonical name of a parameter of DeepSpeed's module, as in `12.block.ffn.up.weight`.
+    """Canonical name of a parameter of the list, as in `12.block.ffn.up.weight`.
 
     Args:
         plan: tells names that are tied.
@@ -279,13 +282,14 @@ def stream_of(side: Side) -> Stream:
 
 def _memory(parts: Parts, side: Side, states: States) -> tuple[Tensor, ...]:
     """The memory among what arrives at a stack: a decoder's alone, if it has an encoder before it."""
-    return _unpacked(states) if side == "decoder" and parts.plan.config.has_cross_attention else ()
+    return unpacked(states) if side == "decoder" and parts.plan.config.has_cross_attention else ()
 
 
-def _packed(*tensors: Tensor) -> States:
-    """One tensor as it is, several as a tuple: what DeepSpeed knows how to send."""
+def packed(*tensors: Tensor) -> States:
+    """One tensor as it is, several as a tuple: what a pipeline knows how to hand on."""
     return tensors[0] if len(tensors) == 1 else tensors
 
 
-def _unpacked(states: States) -> tuple[Tensor, ...]:
+def unpacked(states: States) -> tuple[Tensor, ...]:
+    """The inverse of `packed`."""
     return states if isinstance(states, tuple) else (states,)
