@@ -40,6 +40,8 @@ class Case:
     config: ModelConfig
     layout: Layout
     engine: EngineName = "native"
+    engine_partition: str = ""
+    """The engine's own method to cut the model into stages; empty for the cut of the layout."""
     data: Data = "ragged"
     """`full`: every position valid; `ragged`: random valid lengths; `text`: sentences, cut and padded."""
     num_sequences: int
@@ -80,7 +82,12 @@ class Case:
 
 
 def case_of(
-    config: ModelConfig, layout: Layout, profile: Profile | None = None, *, engine: EngineName = "native"
+    config: ModelConfig,
+    layout: Layout,
+    profile: Profile | None = None,
+    *,
+    engine: EngineName = "native",
+    engine_partition: str = "",
 ) -> Case:
     """The case that stands for a model of any size on a layout: its small relative on ragged sequences.
 
@@ -89,6 +96,7 @@ def case_of(
         layout: its layout.
         profile: what the model's blocks cost, for a layout that is cut by cost.
         engine: who runs it.
+        engine_partition: its own method to cut the model, if it is to.
 
     Raises:
         ValueError: the layout cannot partition the model itself.
@@ -101,6 +109,7 @@ def case_of(
         config=small,
         layout=cut,
         engine=engine,
+        engine_partition=engine_partition,
         num_sequences=num_sequences * layout.dp,
         source_length=7,
         target_length=9,

@@ -11,7 +11,7 @@ from launch.model_tables import Member
 from launch.settings import DataSpec, Settings
 from launch.step_options import DTYPE_BYTES
 from models.config import ModelConfig
-from parallel.engines.engine import EngineName
+from parallel.engines.engine import EngineName, engine_text
 from parallel.figures import StepShape
 from parallel.layouts import Layout
 from parallel.profile import Profile
@@ -28,6 +28,8 @@ class Cell:
     layout: Layout
     settings: Settings
     engine: EngineName = "native"
+    engine_partition: str = ""
+    """The engine's own method to cut the model into stages; empty for the cut of the layout."""
     is_control: bool = False
     refusal: str = ""
     """Why this cell cannot be run; empty when it can."""
@@ -69,17 +71,20 @@ class Cell:
     def name(self) -> str:
         """Readable, unique within the experiment, fit for the name of a file: `pair.text.tp2-sp-pp1_even-dp1-...`.
 
-        The native engine has no name of its own in it, any other does: `pair.text.tp2-....torch`.
+        The native engine has no name of its own in it, any other does: `pair.text.tp2-....torch`, with the method
+        where it cuts by its own: `....deepspeed-uniform`.
         """
         label = self.layout.label.replace(")", "").translate(str.maketrans(" (,=", "-___"))
-        engine = "" if self.engine == "native" else f".{self.engine}"
+        engine = (
+            "" if self.engine == "native" else f".{engine_text(self.engine, self.engine_partition)}".replace(":", "-")
+        )
         control = ".control" if self.is_control else ""
         return f"{self.model.name}.{self.data_name}.{label}{engine}{control}"
 
     def fingerprint(self, batch_digest: str) -> str:
         """Hash of everything that defines the cell; `batch_digest` stands for the tokens themselves."""
         defining = {
-            "engine": self.engine,
+            "engine": engine_text(self.engine, self.engine_partition),
             "model": self.model.to_dict(),
             "family": [self.member.family, self.member.match, self.member.mismatch],
             "layout": self.layout.to_dict(),

@@ -52,7 +52,11 @@ def ds_config_command(*, file: Path, out: Path, form: Format) -> int:
       twinshard ds-config launch/experiments/engines.toml
       twinshard ds-config mine.toml --out configs --format csv
     """  # noqa: D301 - click reads the character
-    cells = {dataclasses.replace(cell, engine="native").name: cell for cell in load(file).cells if not cell.is_control}
+    cells = {
+        dataclasses.replace(cell, engine="native", engine_partition="").name: cell
+        for cell in load(file).cells
+        if not cell.is_control
+    }
     out.mkdir(parents=True, exist_ok=True)
     rows = [_written(name, cell, out) for name, cell in cells.items()]
     show(form, sheets=_sheets(rows), columns=COLUMNS, rows=rows, document={"ds_configs": rows})

@@ -1,7 +1,8 @@
 """What can be measured of any engine? Steps from outside, and what the recorder saw.
 
     counting     the third step, under the recorder: the first finds partners and shapes, the second settles buckets
-    timed        wall time, and on CPUs the thread's CPU time as busy time; GPUs tell no busy time from outside
+    timed        wall time, and on CPUs the thread's CPU time as busy time; GPUs tell no busy time from outside, nor do
+                 engines that compute on threads of their own
 
 What needs a look inside stays empty, not zero: spans of actions and blocks, kept bytes, FLOPs, the sites of a
 communication. The native engine is looked into by `launch/measure.py`.
@@ -72,7 +73,7 @@ class TimedStep:
     backward: dict[int, float]
     """By stage; both halves of a split one."""
     busy: float | None
-    """All that the rank's thread did, on a GPU all that its stream did; None where that cannot be told from waiting."""
+    """All that the rank's thread did, on a GPU all that its stream did; None where that is not known."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +112,7 @@ class EngineRun:
             device=here.device,
             optimizer=cell.settings.optimizer,
             learning_rate=cell.settings.learning_rate,
+            partition=cell.engine_partition,
         )
         self._clock.finish()
         self.startup_seconds = time.perf_counter() - began
@@ -150,9 +152,16 @@ class EngineRun:
         self.comm.ledger.clear()
         self.engine.step(self.share)
 
-    def time_parts(self) -> TimedParts:
-        """The operators of one step, under torch's profiler."""
+    @property
+    def _tells_busy_time(self) -> bool:
+        """Whether this thread's CPU time is all that the rank computes."""
+        return not (self._on_gpu or self.engine.has_own_threads)
+
+    def time_parts(self) -> TimedParts | None:
+        """The operators of one step, under torch's profiler; None of an engine on whose threads it does not look."""
         self.comm.barrier()
+        if self.engine.has_own_threads:
+            return None
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             self.engine.step(self.share)
         return timed_parts(profile.key_averages())
@@ -166,7 +175,7 @@ class EngineRun:
         self._clock.finish()
         wall, busy = time.perf_counter() - start, time.thread_time() - began
         return TimedStep(
-            begun=start, actions=(), wall=wall, forward={}, backward={}, busy=None if self._on_gpu else busy
+            begun=start, actions=(), wall=wall, forward={}, backward={}, busy=busy if self._tells_busy_time else None
         )
 
 

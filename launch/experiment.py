@@ -7,7 +7,8 @@
     [[layouts]]                   fields of a Layout; a list is an axis, a table stands for the product of its axes;
                                   `models`, `data`, `ranks` narrow it (default: all), `illegal = "skip"` drops
                                   what a model forbids instead of recording it
-    engine = ["native", ...]      who runs every cell (default: native); each is a cell of its own
+    engine = ["native", ...]      who runs every cell (default: native); each is a cell of its own, and so is one with a
+                                  partition method of its own: "deepspeed:uniform", "fairscale:time"
     controls = ["<cell>", ...]    cells that are run twice, as a measure of noise
     profile = "<file>"            measured costs that cuts and schedules read (`launch/profiles.py`)
 
@@ -31,7 +32,7 @@ from launch.profiles import ProfileFiles
 from launch.reading import Table, check_keys, check_name, check_type, read
 from launch.settings import DataSpec, Settings
 from models.config import ModelConfig
-from parallel.engines.engine import EngineName, engine_name, unsupported
+from parallel.engines.engine import EngineName, engine_and_partition, unsupported
 from parallel.layouts import Layout
 from parallel.plans import plan
 from parallel.toml_text import read as read_toml
@@ -104,15 +105,15 @@ def resolve(table: Table, folder: Path = Path(), *, reads_profiles: bool = True)
     )
 
 
-def _engines(value: Any) -> tuple[EngineName, ...]:
-    """One name or a list of them, each once."""
+def _engines(value: Any) -> tuple[tuple[EngineName, str], ...]:
+    """One text or a list of them, each once: engines with their partition methods."""
     names = value if isinstance(value, list) else [value]
     for name in names:
         check_type(name, str, "experiment: engine")
     if not names:
         raise ValueError("experiment: engine is an empty list")
     try:
-        return tuple(dict.fromkeys(map(engine_name, names)))
+        return tuple(dict.fromkeys(map(engine_and_partition, names)))
     except ValueError as error:
         raise ValueError(f"experiment: {error}") from error
 
@@ -146,7 +147,7 @@ def _cells(
     known: dict[str, Member],
     data: dict[str, DataSpec],
     settings: Settings,
-    engines: Sequence[EngineName],
+    engines: Sequence[tuple[EngineName, str]],
     profiles: ProfileFiles | None,
 ) -> list[Cell]:
     found: dict[str, Cell] = {}
@@ -165,8 +166,8 @@ def _cells(
                     )
                     cell = _resolved(cell, profiles)
                     if not (cell.refusal and table.illegal == "skip"):
-                        for engine in engines:
-                            told = _run_by(engine, cell)
+                        for engine, partition in engines:
+                            told = _run_by(engine, partition, cell)
                             found.setdefault(told.name, told)
     if not found:
         raise ValueError("experiment: no [[layouts]] table leaves a cell")
@@ -203,10 +204,10 @@ def _resolved(cell: Cell, profiles: ProfileFiles | None) -> Cell:
     return dataclasses.replace(cell, refusal=refusal)
 
 
-def _run_by(engine: EngineName, cell: Cell) -> Cell:
+def _run_by(engine: EngineName, partition: str, cell: Cell) -> Cell:
     """The cell as an engine runs it, or refuses it."""
-    refusal = cell.refusal or unsupported(engine, cell.model, cell.layout) or ""
-    return dataclasses.replace(cell, engine=engine, refusal=refusal)
+    refusal = cell.refusal or unsupported(engine, cell.model, cell.layout, partition) or ""
+    return dataclasses.replace(cell, engine=engine, engine_partition=partition, refusal=refusal)
 
 
 def _forbidden(cell: Cell) -> str:

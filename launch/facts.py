@@ -56,7 +56,7 @@ def report(
 ) -> Report:
     """The report of this rank, when all its passes are done."""
     engine, at = run.engine, run.comm.coordinate
-    valid, padded = positions(run.share, run.plan, at)
+    valid, padded = positions(run.share, run.plan, at, engine.held_blocks)
     facts = RankFacts(
         rank=run.comm.rank,
         dp=at.dp,
@@ -90,11 +90,11 @@ def report(
     )
 
 
-def positions(share: Batch, plan: Plan, at: Coordinate) -> tuple[int, int]:
+def positions(share: Batch, plan: Plan, at: Coordinate, blocks: Sequence[int]) -> tuple[int, int]:
     """Valid and padding positions that a rank computes on in a step, over the streams of its blocks."""
     layout = plan.layout
     valid = padded = 0
-    for stream in _streams(plan.config, plan.stages_of(at.pp)):
+    for stream in _streams(plan.config, blocks):
         length = plan.sharded_length(share.stream_length(stream))
         size = length // (layout.cp * layout.tp if layout.sp else layout.cp)
         first = size * (at.cp * layout.tp + at.tp if layout.sp else at.cp)
@@ -104,9 +104,9 @@ def positions(share: Batch, plan: Plan, at: Coordinate) -> tuple[int, int]:
     return valid, padded
 
 
-def _streams(config: ModelConfig, stages: Sequence[Stage]) -> list[Stream]:
-    streams: list[Stream] = ["source"] if stages[0].first < config.num_encoder_blocks else []
-    return [*streams, "target"] if stages[-1].last > config.num_encoder_blocks else streams
+def _streams(config: ModelConfig, blocks: Sequence[int]) -> list[Stream]:
+    streams: list[Stream] = ["source"] if any(block < config.num_encoder_blocks for block in blocks) else []
+    return [*streams, "target"] if any(block >= config.num_encoder_blocks for block in blocks) else streams
 
 
 def part_facts(reports: Sequence[Report]) -> list[PartFacts]:

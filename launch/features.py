@@ -21,7 +21,7 @@ from launch.case import Case
 from models.config import Architecture, ModelConfig
 from models.named import named_model
 from parallel.engines.engine import PARTITIONING_ENGINES, EngineName
-from parallel.layouts import Layout
+from parallel.layouts import Layout, Schedule
 
 ARCHITECTURES: dict[Architecture, str] = {
     "decoder_only": "tiny-decoder",
@@ -34,6 +34,8 @@ _MICROBATCH = 2
 _LENGTH = 8
 _TENSOR, _PIPELINE, _DATA = Layout(tp=2, microbatches=2), Layout(pp=2, microbatches=4), Layout(dp=2, microbatches=2)
 _AXES = (_TENSOR, _PIPELINE, _DATA)
+_SCHEDULES: dict[EngineName, Schedule] = {"fairscale": "gpipe"}
+"""Of engines whose pipelines do not run the default."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +89,12 @@ FEATURES: dict[str, Feature] = {
 }
 
 
+def _layouts(engine: EngineName, feature: Feature) -> Iterator[Layout]:
+    """The layouts of a feature, with a schedule that the engine has."""
+    for layout in feature.layouts:
+        yield layout.replace(schedule=_SCHEDULES.get(engine, layout.schedule)) if layout.pp > 1 else layout
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Capability:
     """One place of the matrix: a feature of an engine, for an architecture, on an axis."""
@@ -107,7 +115,7 @@ def capabilities(
     for engine in engines:
         for architecture in architectures:
             for feature in features:
-                for layout in FEATURES[feature].layouts:
+                for layout in _layouts(engine, FEATURES[feature]):
                     axis = next(name for name in ("tp", "pp", "dp", "cp") if getattr(layout, name) > 1)
                     name = f"{engine} {architecture} {feature} on {axis}"
                     case = FEATURES[feature].case(name, engine, architecture, layout)

@@ -42,7 +42,9 @@ class Parities:
 
     def parity(self, cell: Cell) -> tuple[Parity, str]:
         """The proof for a cell, and the name of the model that it was made with. Collective."""
-        case = case_of(cell.model, cell.layout, cell.profile, engine=cell.engine)
+        case = case_of(
+            cell.model, cell.layout, cell.profile, engine=cell.engine, engine_partition=cell.engine_partition
+        )
         key = dataclasses.replace(case, name="", config=case.config.replace(name=""))
         if key not in self._proved:
             self._proved[key] = check_parity(
@@ -96,6 +98,7 @@ class Run(EngineRun):
     def time_parts(self) -> TimedParts:
         """A profile of one step, and what the products and the messages of another take alone."""
         parts = super().time_parts()
+        assert parts is not None, "the native engine computes on the thread that calls it"
         with Floor() as floor:
             self.engine.step(self.share)
         self.comm.barrier()

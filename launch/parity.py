@@ -156,6 +156,7 @@ def check_parity(case: Case, *, groups: Groups, rank: int, device: torch.device,
         device=device,
         optimizer="sgd",
         learning_rate=LEARNING_RATE,
+        partition=case.engine_partition,
     )
     share = deal(batch, case.layout, comm.coordinate.dp)
     difference = _ledger_difference(engine, share, has_ledger=case.engine == "native")

@@ -15,6 +15,7 @@ from typing import Any
 
 from launch.cell import Cell
 from launch.provenance import provenance
+from parallel.engines.engine import engine_text
 from results.schema import SCHEMA_VERSION, Record, Status
 
 
@@ -94,7 +95,7 @@ def make_record(cell: Cell, *, fingerprint: str, status: Status, reason: str = "
         fingerprint=fingerprint,
         status=status,
         reason=reason,
-        engine=cell.engine,
+        engine=engine_text(cell.engine, cell.engine_partition),
         twins=cell.member.family,
         match=cell.member.match,
         match_mismatch=cell.member.mismatch,

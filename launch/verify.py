@@ -24,7 +24,7 @@ from launch.proof import Proof, Verdict
 from launch.rank_options import backend_option, timeout_option
 from models.config import Architecture, ModelConfig
 from models.named import named_model
-from parallel.engines.engine import ENGINES, EngineName, unsupported
+from parallel.engines.engine import ENGINE_TEXTS, engine_and_partition, unsupported
 
 
 @click.command("verify")
@@ -40,7 +40,12 @@ from parallel.engines.engine import ENGINES, EngineName, unsupported
 @click.option("--cp", default=1, show_default=True, help="Ranks that share sequences.")
 @click.option("--zero", type=click.IntRange(0, 3), default=0, show_default=True, help="ZeRO stage over the dp ranks.")
 @click.option(
-    "--engine", type=click.Choice(ENGINES), default="native", show_default=True, help="Who partitions and runs."
+    "--engine",
+    "engine_text",
+    type=click.Choice(ENGINE_TEXTS),
+    default="native",
+    show_default=True,
+    help="Who partitions and runs; after a colon, its own method to cut stages instead of --cut.",
 )
 @click.option("--matrix", is_flag=True, help="Every pair of options of all layouts and models, up to 4 ranks.")
 @click.option("--quick", is_flag=True, help="With --matrix: every single option only.")
@@ -52,7 +57,7 @@ def verify_command(
     /,
     architecture: Architecture | None,
     model: str | None,
-    engine: EngineName,
+    engine_text: str,
     matrix: bool,
     quick: bool,
     backend: BackendChoice,
@@ -72,11 +77,13 @@ def verify_command(
       twinshard verify --model t5-11b --tp 4 --memory-gather per_block
       twinshard verify --engine torch --tp 2 --sp
       twinshard verify --engine deepspeed --cp 2 --dp 2 --zero 1
+      twinshard verify --engine fairscale:time --pp 2 --schedule gpipe
       twinshard verify --matrix
     """  # noqa: D301 - click reads the character
+    engine, own = engine_and_partition(engine_text)
     if matrix:
         _refuse_with_matrix(context)
-        cases = [dataclasses.replace(case, engine=engine) for case in matrix_cases(quick=quick)]
+        cases = [dataclasses.replace(case, engine=engine, engine_partition=own) for case in matrix_cases(quick=quick)]
     elif quick:
         raise ValueError("--quick is a choice of cases: it needs --matrix")
     else:
@@ -84,7 +91,7 @@ def verify_command(
         models = _models(architecture, model)
         for config in models:
             wanted.check_model(config)
-        cases = [case_of(config, effective(wanted, config), engine=engine) for config in models]
+        cases = [case_of(config, effective(wanted, config), engine=engine, engine_partition=own) for config in models]
     able, refused = _runnable(cases)
     proof = Proof(able, backend=backend, timeout_seconds=timeout)
     verdicts = follow(proof, len(able))
@@ -99,7 +106,7 @@ def _runnable(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
     """The cases that their engine can run, and for each other one why not. Raises ValueError when it can run none."""
     able, refused = [], []
     for case in cases:
-        reason = unsupported(case.engine, case.config, case.layout)
+        reason = unsupported(case.engine, case.config, case.layout, case.engine_partition)
         if reason is None:
             able.append(case)
         else:

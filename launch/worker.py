@@ -120,7 +120,8 @@ class Worker:
         elif phase == "timing":
             trial.steps.append(trial.run.time_step())
         elif phase == "parts":
-            trial.parts.append(trial.run.time_parts())
+            parts = trial.run.time_parts()
+            trial.parts += [] if parts is None else [parts]
         else:
             trial.warmup.append(trial.run.time_step().wall)
 

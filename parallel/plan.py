@@ -164,6 +164,10 @@ class Plan:
         """The stages of the rank at a pipeline coordinate, in the order of the model."""
         return tuple(stage for stage, rank in zip(self.stages, self.ranks, strict=True) if rank == coordinate)
 
+    def blocks_of(self, coordinate: int) -> tuple[int, ...]:
+        """Numbers in the flat block list of the blocks of the rank at a pipeline coordinate."""
+        return tuple(block for stage in self.stages_of(coordinate) for block in range(stage.first, stage.last))
+
     def entry_of(self, parameter: str) -> Entry | None:
         """The entry whose module owns a parameter: that of the module itself or of the nearest module around it."""
         owners = {entry.module: entry for entry in self.entries if entry.style != "sharded_dropout"}

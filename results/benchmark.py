@@ -42,7 +42,8 @@ class Run:
     @property
     def cell(self) -> tuple[str, str]:
         """What runs that are side by side share: the machine, and the name of the cell without its engine."""
-        name = self.record.cell.removesuffix(".control").removesuffix(f".{self.record.engine}")
+        engine = self.record.engine.replace(":", "-")
+        name = self.record.cell.removesuffix(".control").removesuffix(f".{engine}")
         return self.record.provenance.hostname, name
 
 

@@ -194,7 +194,8 @@ class Record:
     status: Status
     reason: str
     engine: str
-    """Who partitioned and ran: `native` fills everything, others leave empty what only a look inside can tell."""
+    """Who partitioned and ran: `native` fills everything, others leave empty what only a look inside can tell. Where it
+    cut the stages by a method of its own instead of the layout's cut, the method follows: `deepspeed:uniform`."""
     twins: str
     """Name of the family of matched models that this model belongs to."""
     match: str

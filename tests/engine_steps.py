@@ -62,6 +62,7 @@ def engine_of(
         device=CPU,
         optimizer=optimizer,
         learning_rate=learning_rate,
+        partition=case.engine_partition,
     )
 
 

@@ -181,7 +181,7 @@ def test_the_command_runs_an_experiment_and_tells_ratios(tmp_path: Path, capsys:
         assert answer(["bench", str(file), "--output", str(tmp_path / "records"), "--out", str(table)]) == 0
     told = capsys.readouterr().out
     assert "x is over the best other engine" in told
-    assert "fairscale  unsupported  fairscale has no pipeline" in told
+    assert "fairscale  unsupported  fairscale's Pipe runs every forward" in told
     assert len(table.read_text(encoding="utf-8").splitlines()) == 1 + 3
     failed = dataclasses.replace(outcome, failed={torch.name: "it fell"})
     with mock.patch.object(bench, "swept", return_value=failed):

@@ -41,7 +41,7 @@ def test_a_ragged_step_has_no_config(tmp_path: Path) -> None:
 
 EXPERIMENT = """
 name = "one"
-engine = ["native", "deepspeed"]
+engine = ["native", "deepspeed", "deepspeed:uniform"]
 learning_rate = 0.5
 models.pair = {architecture = "encoder_decoder", width = 8, num_heads = 2, ffn_width = 16, num_encoder_blocks = 2, \
 num_decoder_blocks = 3, vocabulary = 40, max_length = 16}

@@ -1,5 +1,6 @@
 """Does what DeepSpeed partitions equal one process, are its traps avoided, and is what it cannot do told before?"""
 
+import dataclasses
 import importlib.util
 import os
 import tempfile
@@ -15,7 +16,7 @@ from models.architectures import build
 from models.config import Architecture
 from parallel.comm import Comm
 from parallel.engines.deepspeed_config import ds_config
-from parallel.engines.engine import unsupported
+from parallel.engines.engine import PARTITIONS, unsupported
 from parallel.engines.listed_layers import Current, Parts
 from parallel.layouts import Layout
 from parallel.plans import plan
@@ -251,6 +252,14 @@ def test_stages_are_those_of_deepspeeds_method(
     assert two_ranks.run(blocks_of_stage, case, method) == blocks
 
 
+@pytest.mark.parametrize("method", PARTITIONS["deepspeed"])
+def test_stages_of_a_method_of_its_own_equal_one_process(method: str, two_ranks: Ranks) -> None:
+    layout = Layout(pp=2, microbatches=3, cut=(1,))
+    case = engine_case("deepspeed", "encoder_decoder", layout, changes=tying("encoder_decoder", TIED))
+    parity = two_ranks.run(proved, dataclasses.replace(case, engine_partition=method))[0]
+    assert parity.failures == ()
+
+
 def blocks_of_stage(worker: Worker, case: Case, method: str) -> int:
     """Number of blocks that DeepSpeed gives this rank."""
     from parallel.engines.deepspeed import DeepspeedEngine  # noqa: PLC0415 - on ranks only
@@ -258,7 +267,7 @@ def blocks_of_stage(worker: Worker, case: Case, method: str) -> int:
     partitioning = plan(case.config, case.layout)
     comm = Comm.create(plan=partitioning, rank=worker.rank, groups=worker.groups, device=CPU)
     engine = DeepspeedEngine(plan=partitioning, comm=comm, seed=0, dtype=torch.float32, device=CPU, partition=method)
-    return sum(type(layer).__name__.endswith("BlockLayer") for layer in engine._engine.module.children())
+    return len(engine.held_blocks)
 
 
 # ---- before anything starts ---------------------------------------------------------------------------------------

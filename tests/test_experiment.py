@@ -58,6 +58,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
             "the nearest is 'torch'"
         ),
     ),
+    "partition method that an engine lacks": (
+        {"engine": "torch:uniform"},
+        "experiment: engine = 'torch:uniform'; engines that have partition methods of their own are deepspeed:uniform",
+    ),
     "engine of another type": ({"engine": 3}, "experiment: engine = 3; it must be text"),
     "no engine": ({"engine": []}, "experiment: engine is an empty list"),
     "no models": ({"models": {}}, r"experiment: no \[models.<name>\] table"),

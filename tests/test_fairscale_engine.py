@@ -106,9 +106,27 @@ def test_half_precision_learns(two_ranks: Ranks) -> None:
             Layout(pp=2),
             {},
             (
-                "fairscale has no pipeline of processes for CPUs: pp = 2; its Pipe drives all stages from one process, "
-                "its AsyncPipe sends through CUDA and updates between microbatches; use pp = 1"
+                "fairscale's Pipe runs every forward before the first backward: schedule = '1f1b'; "
+                "use schedule = 'gpipe'"
             ),
+        ),
+        (
+            Layout(pp=2, tp=2, schedule="gpipe"),
+            {},
+            (
+                "fairscale's Pipe drives all stages from one process, which shares them with no other: pp = 2, tp = 2, "
+                "dp = 1; use tp = 1 and dp = 1"
+            ),
+        ),
+        (
+            Layout(pp=2, schedule="gpipe", chunks=2, placement="interleaved"),
+            {},
+            "fairscale's Pipe has one stage a device: chunks = 2; use chunks = 1",
+        ),
+        (
+            Layout(pp=2, schedule="gpipe", transport="direct"),
+            {},
+            "fairscale's stages hand on to their neighbours only: transport = 'direct'; use transport = 'relay'",
         ),
         (Layout(cp=2), {}, "fairscale does not shard a sequence over ranks: cp = 2; use cp = 1"),
         (

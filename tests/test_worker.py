@@ -297,11 +297,14 @@ def test_positions_of_the_ranks_add_up_to_those_of_the_streams() -> None:
     batch = synthetic_batch(config, num_sequences=3, source_length=7, target_length=5, seed=2, ragged=True)
     partitioning = plan(config, layout)
     told = {
-        (pp, tp): positions(batch, partitioning, Coordinate(dp=0, pp=pp, cp=0, tp=tp)) for pp in (0, 1) for tp in (0, 1)
+        (pp, tp): positions(batch, partitioning, Coordinate(dp=0, pp=pp, cp=0, tp=tp), partitioning.blocks_of(pp))
+        for pp in (0, 1)
+        for tp in (0, 1)
     }
     for pp, lengths, padded in ((0, batch.source_lengths, 8), (1, batch.target_lengths, 6)):
         assert told[pp, 0][0] + told[pp, 1][0] == sum(lengths)
         assert sum(told[pp, 0]) == sum(told[pp, 1]) == 3 * padded // 2
+    assert positions(batch, partitioning, Coordinate(dp=0, pp=1, cp=0, tp=0), ()) == (0, 0)
 
 
 def test_positions_of_ranks_that_share_sequences_add_up_to_those_of_the_stream() -> None:

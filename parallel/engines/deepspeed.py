@@ -34,7 +34,7 @@ from parallel.engines.deepspeed_pieces import Piece, joined, of_partition, of_sh
 from parallel.engines.engine import OptimizerName, Quantity, StepFacts
 from parallel.engines.foreign import ForeignEngine
 from parallel.engines.gathered import Gathered
-from parallel.engines.listed_layers import Current, Parts, qualified_name
+from parallel.engines.listed_layers import BlockLayer, Current, Parts, qualified_name
 from parallel.engines.scored_model import ScoredModel
 from parallel.engines.silence import silence
 from parallel.parallelize import choose_attention
@@ -143,6 +143,14 @@ class DeepspeedEngine(ForeignEngine):
         return None if everyone is None else joined(everyone)
 
     # ---- what this rank holds ---------------------------------------------------------------------------------
+
+    @property
+    def held_blocks(self) -> tuple[int, ...]:
+        """Those of DeepSpeed's stage, which by a partition method of its own is not the plan's."""
+        if self.plan.layout.pp == 1:
+            return super().held_blocks
+        layers = (layer for layer in self._engine.module.children() if isinstance(layer, BlockLayer))
+        return tuple(self.plan.block_number(layer.prefixes["block"]) for layer in layers)
 
     @property
     def num_parameters(self) -> int:

@@ -5,6 +5,9 @@
 
 An engine partitions with its own means what the plan's layout asks for, and starts from the same weights as all others
 (`models/initial.py`). Each is one module beside this one, loaded when it is asked for; loading this loads no torch.
+
+Where an engine has methods of its own to cut a model into stages, `deepspeed:uniform` is the engine with such a method
+in place of the plan's cut. All else is as ever: what it computes equals one process, wherever it cuts.
 """
 
 import dataclasses
@@ -29,14 +32,24 @@ EngineName = Literal["native", "torch", "deepspeed", "fairscale", "transformers"
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 PARTITIONING_ENGINES = tuple(name for name in ENGINES if name != "transformers")
 """Without the one that runs whole models only."""
+PARTITIONS: dict[EngineName, tuple[str, ...]] = {
+    "deepspeed": ("uniform", "parameters", "type:BlockLayer"),
+    "fairscale": ("time", "size"),
+}
+"""Partition methods of an engine's own; what each balances is told where the engine is."""
+ENGINE_TEXTS: tuple[str, ...] = (
+    *ENGINES,
+    *(f"{name}:{own}" for name, methods in PARTITIONS.items() for own in methods),
+)
+"""Every engine as it is written, alone and with each of its methods."""
 OptimizerName = Literal["sgd", "adamw"]
 Quantity = Literal["gradient", "weight"]
 
-_CLASSES: dict[EngineName, str] = {
+_MAKERS: dict[EngineName, str] = {
     "native": "NativeEngine",
     "torch": "TorchEngine",
     "deepspeed": "DeepspeedEngine",
-    "fairscale": "FairscaleEngine",
+    "fairscale": "fairscale_engine",
     "transformers": "TransformersEngine",
 }
 _EXTRAS: tuple[EngineName, ...] = ("deepspeed", "fairscale", "transformers")
@@ -58,6 +71,8 @@ class Engine(Protocol):
 
     plan: Plan
     comm: "Comm"
+    has_own_threads: bool
+    """Whether threads that it starts compute, so that the busy time of the one that calls it is not all."""
 
     def step(self, batch: "Batch", *, update: bool = True, observer: "Observer | None" = None) -> StepFacts:
         """Forward, backward, synchronisation and (unless `update` is false) one optimizer step.
@@ -70,6 +85,10 @@ class Engine(Protocol):
 
     def gather(self, quantity: Quantity) -> "Gathered | None":
         """Whole gradients or weights by canonical name on rank 0, None elsewhere. For checks, not for speed."""
+
+    @property
+    def held_blocks(self) -> tuple[int, ...]:
+        """Numbers in the flat block list of the blocks that this rank computes."""
 
     @property
     def num_parameters(self) -> int:
@@ -97,6 +116,24 @@ def engine_name(text: str) -> EngineName:
     raise ValueError(f"engine = {text!r}; choose one of {', '.join(ENGINES)}; the nearest is {near!r}")
 
 
+def engine_and_partition(text: str) -> tuple[EngineName, str]:
+    """The engine of a text such as `torch` or `deepspeed:uniform`, and its method, empty for the plan's stages.
+
+    Raises ValueError for an unknown engine, and for a method that it does not have.
+    """
+    told, _, partition = text.partition(":")
+    name = engine_name(told)
+    if text not in ENGINE_TEXTS:
+        with_methods = ", ".join(known for known in ENGINE_TEXTS if ":" in known)
+        raise ValueError(f"engine = {text!r}; engines that have partition methods of their own are {with_methods}")
+    return name, partition
+
+
+def engine_text(name: EngineName, partition: str) -> str:
+    """The inverse of `engine_and_partition`."""
+    return f"{name}:{partition}" if partition else name
+
+
 def labelled(num_tokens: int) -> int:
     """The labels that a step's loss is divided by. Raises ValueError where there are none."""
     if num_tokens == 0:
@@ -104,14 +141,19 @@ def labelled(num_tokens: int) -> int:
     return num_tokens
 
 
-def unsupported(name: EngineName, config: ModelConfig, layout: Layout) -> str | None:
+def unsupported(name: EngineName, config: ModelConfig, layout: Layout, partition: str = "") -> str | None:
     """Why an engine cannot run a model on a layout, as one line; None when it can.
 
     What no engine could (heads that tp does not divide) is `Layout.check_model`'s to say.
     """
+    if partition and layout.pp == 1:
+        return f"{engine_text(name, partition)} cuts a model into stages, and pp = 1 leaves one; use pp >= 2"
     if name in _EXTRAS and importlib.util.find_spec(name) is None:
         return f"the {name} engine is not installed: pip install 'twinshard[engines]'"
-    reason: str | None = _module(name).unsupported(config, layout)
+    module = _module(name)
+    reason: str | None = module.unsupported(config, layout)
+    if reason is None and partition == "size":
+        reason = module.unsupported_size()
     return reason
 
 
@@ -125,15 +167,17 @@ def build(
     device: "torch.device",
     optimizer: OptimizerName = "sgd",
     learning_rate: float = 1e-2,
+    partition: str = "",
 ) -> Engine:
     """One rank of an engine. Collective; arguments are those of `parallel.engines.native.NativeEngine`.
 
-    Raises ValueError for a layout that `unsupported` names.
+    `partition` is a method of the engine's own, empty for the plan's stages. Raises ValueError for a layout that
+    `unsupported` names.
     """
-    reason = unsupported(name, plan.config, plan.layout)
+    reason = unsupported(name, plan.config, plan.layout, partition)
     if reason is not None:
         raise ValueError(reason)
-    engine: Engine = getattr(_module(name), _CLASSES[name])(
+    engine: Engine = getattr(_module(name), _MAKERS[name])(
         plan=plan,
         comm=comm,
         seed=seed,
@@ -141,6 +185,7 @@ def build(
         device=device,
         optimizer=optimizer,
         learning_rate=learning_rate,
+        **({"partition": partition} if partition else {}),
     )
     return engine
 

@@ -4,13 +4,15 @@
     zero 0    torch's DistributedDataParallel over fairscale's data-parallel group: fairscale has none of its own
     zero 1    OSS, an optimizer that keeps the states of some parameters, with DistributedDataParallel
     zero 2    OSS with ShardedDataParallel: a gradient is reduced to the rank that keeps the parameter's states
+    pp        Pipe, one process for all stages: `parallel/engines/fairscale_pipe.py`
 
 Both wrappers average over the ranks, and a mean of means is not the mean: each rank's sum of cross-entropy is divided
 by the labels of the whole step and multiplied by dp, so that the average is the sum that was meant. Only the last
 microbatch sends gradients.
 
-fairscale is no longer developed; 0.4.13 is its last release. Left out, with reasons in `unsupported`: its pipelines
-and its FullyShardedDataParallel. Source: fairscale 0.4.13; ZeRO: arXiv 1910.02054.
+fairscale is no longer developed; 0.4.13 is its last release. Left out, with reasons in
+`parallel/engines/fairscale_limits.py`: its FullyShardedDataParallel; and its AsyncPipe, which has a process a stage,
+but sends through CUDA and updates between microbatches. Source: fairscale 0.4.13; ZeRO: arXiv 1910.02054.
 """
 
 import contextlib
@@ -27,16 +29,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from models.architectures import build
 from models.batch import Batch
-from models.config import ModelConfig
 from models.initial import canonical_name
 from models.slicing import tie
 from parallel.comm import Comm
-from parallel.engines.engine import OptimizerName, Quantity, StepFacts
+from parallel.engines.engine import Engine, OptimizerName, Quantity, StepFacts
 from parallel.engines.fairscale_layers import Topology, swap_modules, topology
+from parallel.engines.fairscale_limits import unsupported
+from parallel.engines.fairscale_pipe import PipeEngine, unsupported_size
 from parallel.engines.foreign import ForeignEngine
 from parallel.engines.gathered import Gathered, put_together
 from parallel.engines.scored_model import ScoredModel
-from parallel.layouts import Layout
 from parallel.parallelize import choose_attention, materialise
 from parallel.pipeline import Observer, Unobserved
 from parallel.plan import Plan
@@ -44,28 +46,15 @@ from parallel.recompute import apply_recompute
 from parallel.schedule import Action
 from parallel.sequence import microbatches
 
+# What is asked of the module of every engine, some of it told in files of its own.
+__all__ = ["FairscaleEngine", "fairscale_engine", "unsupported", "unsupported_size"]
 
-def unsupported(config: ModelConfig, layout: Layout) -> str | None:
-    """Why this engine cannot run a model on a layout, as one line; None when it can."""
-    if layout.pp > 1:
-        return (
-            f"fairscale has no pipeline of processes for CPUs: pp = {layout.pp}; its Pipe drives all stages from one "
-            "process, its AsyncPipe sends through CUDA and updates between microbatches; use pp = 1"
-        )
-    if layout.cp > 1:
-        return f"fairscale does not shard a sequence over ranks: cp = {layout.cp}; use cp = 1"
-    if layout.sp:
-        return f"fairscale's tensor-parallel layers keep whole sequences: sp over tp = {layout.tp}; use sp = false"
-    if layout.zero == 3:
-        return "fairscale shards parameters in its FullyShardedDataParallel, which needs CUDA streams: use zero <= 2"
-    for told, number in (
-        ("KV heads", config.num_kv_heads),
-        ("rows of the vocabulary", config.vocabulary),
-        ("rows of the source vocabulary", config.source_vocabulary),
-    ):
-        if number % layout.tp:
-            return f"fairscale cuts evenly: tp = {layout.tp} must divide {number} {told}"
-    return None
+
+def fairscale_engine(*, plan: Plan, partition: str = "", **arguments: Any) -> Engine:
+    """One rank of one layout: by fairscale's Pipe where there are stages; arguments are those of `build`."""
+    if plan.layout.pp > 1:
+        return PipeEngine(plan=plan, partition=partition, **arguments)
+    return FairscaleEngine(plan=plan, **arguments)
 
 
 class FairscaleEngine(ForeignEngine):

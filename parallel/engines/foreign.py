@@ -31,10 +31,16 @@ class ForeignEngine:
     Raises ValueError with the reason, if there is one.
     """
 
+    has_own_threads = False
+
     def __init__(self, *, plan: Plan, comm: Comm, dtype: torch.dtype, device: torch.device, reason: str | None) -> None:
         if reason is not None:
             raise ValueError(reason)
         self.plan, self.comm, self.dtype, self.device = plan, comm, dtype, device
+
+    @property
+    def held_blocks(self) -> tuple[int, ...]:
+        return self.plan.blocks_of(self.comm.coordinate.pp)
 
     def _group(self, axis: str) -> Any:
         """The process group that sums over an axis go over; None over one rank."""

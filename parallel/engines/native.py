@@ -55,6 +55,8 @@ class NativeEngine:
     Raises ValueError for a layout that `unsupported` names.
     """
 
+    has_own_threads = False
+
     def __init__(
         self,
         *,
@@ -125,6 +127,10 @@ class NativeEngine:
         return self._pipeline.parts
 
     # ---- what this rank holds ---------------------------------------------------------------------------------
+
+    @property
+    def held_blocks(self) -> tuple[int, ...]:
+        return self.plan.blocks_of(self.comm.coordinate.pp)
 
     @property
     def num_parameters(self) -> int:
