@@ -9,8 +9,8 @@
     ragged_microbatch  a last microbatch with fewer sequences                      tp, pp, dp
 
 Each is one change of a plain case: untied, as many blocks on both stages, full sequences of one length, full
-microbatches. So a case that is wrong names what is wrong. Torch-free. Left out: features together
-(`launch/matrix.py`), and the engine that partitions nothing: each of its rows would be a refusal.
+microbatches, 1F1B where the engine has it. So a case that is wrong names what is wrong. Torch-free. Left out: features
+together (`launch/matrix.py`), and the engine that partitions nothing: each of its rows would be a refusal.
 """
 
 import dataclasses

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import threading
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -37,9 +38,8 @@ POST_NORM = {"norm_position": "post", "num_token_types": 2, "embedding_norm": Tr
 PIPE = Layout(pp=2, microbatches=4, schedule="gpipe")
 CASES = [
     (PIPE, TIED),
-    (PIPE.replace(microbatches=1, cut=(1,), recompute="full"), POST_NORM),
-    (PIPE.replace(microbatches=3, recompute="full", attention="materialised"), TIED),
-    (PIPE.replace(microbatches=2, recompute="selective"), RELATIVE),
+    (PIPE.replace(microbatches=3, cut=(1,), recompute="full", attention="materialised"), POST_NORM),
+    (PIPE.replace(microbatches=1, recompute="selective"), RELATIVE),
 ]
 """Ten sequences in 3 and in 4 microbatches leave a ragged last one."""
 
@@ -151,6 +151,29 @@ def facts_of_a_cell(worker: Worker) -> RankFacts:
     counted = run.count()
     assert run.time_parts() is None
     return report(run, counted, [run.time_step()], [], []).facts
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "changes", "line"),
+    [
+        (1, {}, "fairscale's Pipe drives a GPU a stage from one process: pp = 2, and 1 can be seen"),
+        (
+            2,
+            TIED | {"tying": "head"},
+            "fairscale's Pipe ties no parameters over GPUs: decoder.embedding.token.weight, head.weight",
+        ),
+        (2, TIED, None),
+    ],
+)
+def test_gpus_are_as_many_as_stages_and_share_no_parameter(
+    num_gpus: int, changes: dict[str, object], line: str | None
+) -> None:
+    from parallel.engines.fairscale_pipe import no_devices  # noqa: PLC0415 - needs fairscale
+
+    planned = plan(small_config("decoder_only", **changes), PIPE)
+    with mock.patch.object(torch.cuda, "device_count", return_value=num_gpus):
+        assert no_devices(planned, torch.device("cuda", 0)) == line
+        assert no_devices(planned, CPU) is None
 
 
 def test_threads_end_with_the_engine(two_ranks: Ranks) -> None:

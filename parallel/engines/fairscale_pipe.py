@@ -117,7 +117,7 @@ class PipeEngine(ForeignEngine):
         learning_rate: float = 1e-2,
         partition: str = "",
     ) -> None:
-        reason = unsupported(plan.config, plan.layout) or _no_devices(plan, device)
+        reason = unsupported(plan.config, plan.layout) or no_devices(plan, device)
         super().__init__(plan=plan, comm=comm, dtype=dtype, device=device, reason=reason)
         self._partition = partition
         self._layers: Any = nn.Sequential()
@@ -237,7 +237,7 @@ class PipeEngine(ForeignEngine):
         return square.sqrt().item()
 
 
-def _no_devices(plan: Plan, device: torch.device) -> str | None:
+def no_devices(plan: Plan, device: torch.device) -> str | None:
     """Why these GPUs cannot hold the stages, as one line."""
     pp = plan.layout.pp
     if device.type != "cuda":
