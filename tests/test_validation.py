@@ -220,7 +220,7 @@ def test_digits_are_cut_off_only_where_the_source_does_so(add_row: AddRow) -> No
 
 
 def test_published_states_are_those_of_the_prediction_but_for_step_counters() -> None:
-    """The shared terms: 2 + 2 + 4 + 8 bytes, dealt by stage; the prediction rounds up and counts steps once a tensor."""
+    """The shared terms: 2 + 2 + 4 + 8 bytes, dealt by stage; predicted are whole elements, and step counters."""
     config = named_model("tiny-t5")
     for zero in (0, 1, 2, 3):
         layout = Layout(dp=4, tp=2, zero=zero, microbatches=1)

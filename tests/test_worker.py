@@ -312,6 +312,6 @@ def test_positions_of_ranks_that_share_sequences_add_up_to_those_of_the_stream()
     batch = synthetic_batch(config, num_sequences=3, source_length=7, target_length=5, seed=2, ragged=True)
     partitioning = plan(config, Layout(cp=2, tp=2, sp=True))
     ranks = [Coordinate(dp=0, pp=0, cp=cp, tp=tp) for cp in (0, 1) for tp in (0, 1)]
-    told = [positions(batch, partitioning, rank) for rank in ranks]
+    told = [positions(batch, partitioning, rank, partitioning.blocks_of(0)) for rank in ranks]
     assert sum(valid for valid, _ in told) == sum(batch.target_lengths)
     assert {valid + padding for valid, padding in told} == {3 * 8 // 4}
