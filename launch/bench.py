@@ -82,11 +82,12 @@ def bench_command(
 def _sheets(rows: Sequence[Row]) -> list[Sheet]:
     """One a model, then why cells could not be run."""
     sheets = []
+    of_compiled = ", of compiled blocks over those as written" if any(row["compiled"] for row in rows) else ""
     for model in dict.fromkeys(row["model"] for row in rows):
         mine = [row for row in rows if row["model"] == model]
         sheets.append(
             Sheet(
-                title=f"{model} ({mine[0]['architecture']}): x is over the best other engine",
+                title=f"{model} ({mine[0]['architecture']}): x is over the best other engine{of_compiled}",
                 headings=(
                     *("layout", "engine", "step seconds", "x", "from", "to", "of", "busy seconds", "x"),
                     *("sent bytes", "x", "collectives", "x", "sends", "peak saved bytes", "startup seconds"),
@@ -96,7 +97,7 @@ def _sheets(rows: Sequence[Row]) -> list[Sheet]:
         )
         if any(row["products_seconds"] is not None for row in mine):
             sheets.append(_parts_sheet(model, mine))
-    reasons = {(row["engine"], row["status"], row["reason"]): row["layout"] for row in reversed(rows) if row["reason"]}
+    reasons = {(_engine(row), row["status"], row["reason"]): row["layout"] for row in reversed(rows) if row["reason"]}
     if reasons:
         told = [[*key, layout] for key, layout in reasons.items()]
         sheets.append(Sheet(title="not run", headings=("engine", "", "reason", "such as"), rows=told))
@@ -124,7 +125,7 @@ def _parts_sheet(model: Cell, rows: Sequence[Row]) -> Sheet:
 
 
 def _engine(row: Row) -> str:
-    return f"{row['engine']} again" if row["is_control"] else str(row["engine"])
+    return f"{row['engine']}{', compiled' if row['compiled'] else ''}{' again' if row['is_control'] else ''}"
 
 
 def _line(row: Row) -> list[Cell]:

@@ -42,6 +42,8 @@ class Case:
     engine: EngineName = "native"
     engine_partition: str = ""
     """The engine's own method to cut the model into stages; empty for the cut of the layout."""
+    compiled: bool = False
+    """Whether blocks are compiled."""
     data: Data = "ragged"
     """`full`: every position valid; `ragged`: random valid lengths; `text`: sentences, cut and padded."""
     num_sequences: int
@@ -88,6 +90,7 @@ def case_of(
     *,
     engine: EngineName = "native",
     engine_partition: str = "",
+    compiled: bool = False,
 ) -> Case:
     """The case that stands for a model of any size on a layout: its small relative on ragged sequences.
 
@@ -97,6 +100,7 @@ def case_of(
         profile: what the model's blocks cost, for a layout that is cut by cost.
         engine: who runs it.
         engine_partition: its own method to cut the model, if it is to.
+        compiled: whether its blocks are.
 
     Raises:
         ValueError: the layout cannot partition the model itself.
@@ -105,11 +109,12 @@ def case_of(
     num_sequences = 2 * layout.microbatches - (layout.microbatches > 1)
     small, cut = small_relative(config, layout, profile)
     return Case(
-        name=f"{config.name} {layout.label}",
+        name=f"{config.name} {layout.label}{' compiled' * compiled}",
         config=small,
         layout=cut,
         engine=engine,
         engine_partition=engine_partition,
+        compiled=compiled,
         num_sequences=num_sequences * layout.dp,
         source_length=7,
         target_length=9,

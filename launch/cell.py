@@ -30,6 +30,8 @@ class Cell:
     engine: EngineName = "native"
     engine_partition: str = ""
     """The engine's own method to cut the model into stages; empty for the cut of the layout."""
+    compiled: bool = False
+    """Whether its blocks are compiled."""
     is_control: bool = False
     refusal: str = ""
     """Why this cell cannot be run; empty when it can."""
@@ -72,14 +74,15 @@ class Cell:
         """Readable, unique within the experiment, fit for the name of a file: `pair.text.tp2-sp-pp1_even-dp1-...`.
 
         The native engine has no name of its own in it, any other does: `pair.text.tp2-....torch`, with the method
-        where it cuts by its own: `....deepspeed-uniform`.
+        where it cuts by its own: `....deepspeed-uniform`. Compiled blocks are told behind it: `....compiled`.
         """
         label = self.layout.label.replace(")", "").translate(str.maketrans(" (,=", "-___"))
         engine = (
             "" if self.engine == "native" else f".{engine_text(self.engine, self.engine_partition)}".replace(":", "-")
         )
+        compiled = ".compiled" if self.compiled else ""
         control = ".control" if self.is_control else ""
-        return f"{self.model.name}.{self.data_name}.{label}{engine}{control}"
+        return f"{self.model.name}.{self.data_name}.{label}{engine}{compiled}{control}"
 
     def fingerprint(self, batch_digest: str) -> str:
         """Hash of everything that defines the cell; `batch_digest` stands for the tokens themselves."""
@@ -94,6 +97,9 @@ class Cell:
             "is_control": self.is_control,
             "refusal": self.refusal,
         }
+        if self.compiled:
+            # Only then: a cell from before there was a choice is the same cell.
+            defining["compiled"] = True
         if self.reads_seconds and self.measured_profile is not None:
             costs = dataclasses.asdict(self.measured_profile)
             defining["profile"] = {name: cost for name, cost in costs.items() if name not in ("config", "machine")}

@@ -83,8 +83,17 @@ class Bar:
 @fresh_option
 @backend_option
 @timeout_option
+@click.option("--compile", "compiled_too", is_flag=True, help="Run each cell with compiled blocks too.")
 @click.option("--list", "lists", is_flag=True, help="Show the cells of FILE and run nothing.")
-def run_command(file: Path, output: Path, resumes: bool, backend: BackendChoice, timeout: float, lists: bool) -> int:
+def run_command(
+    file: Path,
+    output: Path,
+    resumes: bool,
+    backend: BackendChoice,
+    timeout: float,
+    compiled_too: bool,
+    lists: bool,
+) -> int:
     """Measure the cells of the experiment FILE, one record a cell.
 
     Every cell is first proved equal to one process, then counted, then timed in turns with the others. What is recorded
@@ -99,9 +108,9 @@ def run_command(file: Path, output: Path, resumes: bool, backend: BackendChoice,
     """  # noqa: D301 - click reads the character
     console = Console(stderr=True, markup=False)
     if lists:
-        Console(markup=False).print(_listed(load(file)))
+        Console(markup=False).print(_listed(load(file, compiled_too=compiled_too)))
         return 0
-    sweep = Sweep(file, output, backend=backend, timeout_seconds=timeout)
+    sweep = Sweep(file, output, backend=backend, timeout_seconds=timeout, compiled_too=compiled_too)
     outcome = swept(sweep, output, console, fresh=not resumes)
     if outcome is None:
         return 130

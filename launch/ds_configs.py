@@ -53,7 +53,7 @@ def ds_config_command(*, file: Path, out: Path, form: Format) -> int:
       twinshard ds-config mine.toml --out configs --format csv
     """  # noqa: D301 - click reads the character
     cells = {
-        dataclasses.replace(cell, engine="native", engine_partition="").name: cell
+        dataclasses.replace(cell, engine="native", engine_partition="", compiled=False).name: cell
         for cell in load(file).cells
         if not cell.is_control
     }

@@ -47,6 +47,8 @@ class Counted:
     """By stage and block of the flat list, `NO_BLOCK` for what is in none."""
     peak_allocated_bytes: int
     """By the device's allocator, other cells in memory left out; 0 on CPUs."""
+    peak_saved_bytes: int | None
+    """Most that waited for the backward; None where no meter can watch."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +115,7 @@ class EngineRun:
             optimizer=cell.settings.optimizer,
             learning_rate=cell.settings.learning_rate,
             partition=cell.engine_partition,
+            compiled=cell.compiled,
         )
         self._clock.finish()
         self.startup_seconds = time.perf_counter() - began
@@ -138,6 +141,7 @@ class EngineRun:
             operators={},
             forward_flops={},
             peak_allocated_bytes=self._peak_allocated_bytes(),
+            peak_saved_bytes=None,
         )
 
     def _peak_allocated_bytes(self) -> int:
@@ -158,7 +162,12 @@ class EngineRun:
         return not (self._on_gpu or self.engine.has_own_threads)
 
     def time_parts(self) -> TimedParts | None:
-        """The operators of one step, under torch's profiler; None of an engine on whose threads it does not look."""
+        """The operators of one step, under torch's profiler.
+
+        None of an engine on whose threads it does not look, and of blocks that are compiled into what has no name.
+        """
+        if self.cell.compiled:
+            return None
         self.comm.barrier()
         if self.engine.has_own_threads:
             return None

@@ -9,6 +9,7 @@
                                   what a model forbids instead of recording it
     engine = ["native", ...]      who runs every cell (default: native); each is a cell of its own, and so is one with a
                                   partition method of its own: "deepspeed:uniform", "fairscale:time"
+    compile = [false, true]       whether blocks are compiled (default: false); each is a cell of its own
     controls = ["<cell>", ...]    cells that are run twice, as a measure of noise
     profile = "<file>"            measured costs that cuts and schedules read (`launch/profiles.py`)
 
@@ -37,6 +38,9 @@ from parallel.layouts import Layout
 from parallel.plans import plan
 from parallel.toml_text import read as read_toml
 
+COMPILED_TOO, AS_THE_FILE_SAYS = "compiled-too", "as-the-file-says"
+"""How one process tells another which cells it reads from a file."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Experiment:
@@ -56,23 +60,28 @@ class Experiment:
         return tuple(sorted({cell.world_size for cell in self.cells if not cell.refusal}))
 
 
-def load(path: Path, *, reads_profiles: bool = True) -> Experiment:
+def load(path: Path, *, compiled_too: bool = False, reads_profiles: bool = True) -> Experiment:
     """Read an experiment.
 
     Args:
         path: of the file.
+        compiled_too: adds each cell with compiled blocks to what the file says.
         reads_profiles: without, no cell has a measured profile or is planned: for who is about to measure them.
 
     Raises:
         ValueError: no such file, no TOML, or any mistake in it, told in one line with the place in the file.
     """
-    return read_toml(path, lambda table: resolve(table, path.parent, reads_profiles=reads_profiles))
+    return read_toml(
+        path, lambda table: resolve(table, path.parent, compiled_too=compiled_too, reads_profiles=reads_profiles)
+    )
 
 
-def resolve(table: Table, folder: Path = Path(), *, reads_profiles: bool = True) -> Experiment:
+def resolve(
+    table: Table, folder: Path = Path(), *, compiled_too: bool = False, reads_profiles: bool = True
+) -> Experiment:
     """The experiment of a table as TOML gives it; profiles stand in a folder. Raises ValueError for any mistake."""
     setting_names = [field.name for field in dataclasses.fields(Settings)]
-    keys = ["name", "engine", *setting_names, "models", "data", "layouts", "controls", "profile"]
+    keys = ["name", "engine", "compile", *setting_names, "models", "data", "layouts", "controls", "profile"]
     check_keys(table, keys, "experiment")
     missing = [key for key in ("name", "models", "data", "layouts") if key not in table]
     if missing:
@@ -81,7 +90,8 @@ def resolve(table: Table, folder: Path = Path(), *, reads_profiles: bool = True)
     for key, wanted in kinds:
         check_type(table.get(key, wanted()), wanted, f"experiment: {key}")
     check_name(table["name"], "experiment: name")
-    engines = _engines(table.get("engine", "native"))
+    ways = _compiled(table, too=compiled_too)
+    runs = [(*engine, compiled) for engine in _engines(table.get("engine", "native")) for compiled in ways]
     settings = read(Settings, {key: table[key] for key in setting_names if key in table}, "experiment")
     data = {name: _data_spec(name, fields) for name, fields in table["data"].items()}
     if not data:
@@ -94,7 +104,7 @@ def resolve(table: Table, folder: Path = Path(), *, reads_profiles: bool = True)
     tables = [LayoutTable.read(fields, f"layouts {index}") for index, fields in enumerate(table["layouts"], start=1)]
     _check_uses(tables, known, data)
     profiles = ProfileFiles(table.get("profile", ""), folder)
-    cells = _cells(table["name"], tables, known, data, settings, engines, profiles if reads_profiles else None)
+    cells = _cells(table["name"], tables, known, data, settings, runs, profiles if reads_profiles else None)
     return Experiment(
         name=table["name"],
         settings=settings,
@@ -116,6 +126,17 @@ def _engines(value: Any) -> tuple[tuple[EngineName, str], ...]:
         return tuple(dict.fromkeys(map(engine_and_partition, names)))
     except ValueError as error:
         raise ValueError(f"experiment: {error}") from error
+
+
+def _compiled(table: Table, *, too: bool) -> tuple[bool, ...]:
+    """Whether blocks are compiled: one choice or a list of them, each once."""
+    value = table.get("compile", False)
+    choices = value if isinstance(value, list) else [value]
+    for choice in choices:
+        check_type(choice, bool, "experiment: compile")
+    if not choices:
+        raise ValueError("experiment: compile is an empty list")
+    return tuple(dict.fromkeys((*choices, True) if too else choices))
 
 
 def _data_spec(name: str, fields: Any) -> DataSpec:
@@ -147,7 +168,7 @@ def _cells(
     known: dict[str, Member],
     data: dict[str, DataSpec],
     settings: Settings,
-    engines: Sequence[tuple[EngineName, str]],
+    runs: Sequence[tuple[EngineName, str, bool]],
     profiles: ProfileFiles | None,
 ) -> list[Cell]:
     found: dict[str, Cell] = {}
@@ -166,8 +187,8 @@ def _cells(
                     )
                     cell = _resolved(cell, profiles)
                     if not (cell.refusal and table.illegal == "skip"):
-                        for engine, partition in engines:
-                            told = _run_by(engine, partition, cell)
+                        for engine, partition, compiled in runs:
+                            told = _run_by(engine, partition, compiled, cell)
                             found.setdefault(told.name, told)
     if not found:
         raise ValueError("experiment: no [[layouts]] table leaves a cell")
@@ -204,10 +225,12 @@ def _resolved(cell: Cell, profiles: ProfileFiles | None) -> Cell:
     return dataclasses.replace(cell, refusal=refusal)
 
 
-def _run_by(engine: EngineName, partition: str, cell: Cell) -> Cell:
+def _run_by(engine: EngineName, partition: str, compiled: bool, cell: Cell) -> Cell:
     """The cell as an engine runs it, or refuses it."""
-    refusal = cell.refusal or unsupported(engine, cell.model, cell.layout, partition) or ""
-    return dataclasses.replace(cell, engine=engine, engine_partition=partition, refusal=refusal)
+    reason = unsupported(engine, cell.model, cell.layout, partition, compiled=compiled)
+    return dataclasses.replace(
+        cell, engine=engine, engine_partition=partition, compiled=compiled, refusal=cell.refusal or reason or ""
+    )
 
 
 def _forbidden(cell: Cell) -> str:

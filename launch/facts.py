@@ -66,7 +66,7 @@ def report(
         parameter_bytes=engine.parameter_bytes,
         gradient_bytes=engine.gradient_bytes,
         optimizer_bytes=engine.optimizer_bytes,
-        peak_saved_bytes=None if counted.figures is None else counted.figures.peak_saved_bytes,
+        peak_saved_bytes=counted.peak_saved_bytes,
         peak_allocated_bytes=counted.peak_allocated_bytes,
         valid_tokens=valid,
         padded_tokens=padded,

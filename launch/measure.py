@@ -6,14 +6,18 @@
     warm-up      steps that are timed apart
     timed        steps with a reading of both clocks at the ends of each action and nothing else
 
-All passes are steps of the same engine on the same batch. Other engines than the native one cannot be looked into: of
+All passes are steps of the same engine on the same batch. Compiled blocks are counted twice: as they are written, which
+is what is predicted and traced, and compiled, which must send the same and may keep less. Only then do clocks run; a
+timed step in which something is compiled ends the cell. Other engines than the native one cannot be looked into: of
 them `launch/engine_run.py` tells less. Who calls them in which order, so that cells take turns, is
 `launch/worker.py`; what becomes of the numbers, `launch/facts.py`.
 """
 
+import contextlib
 import dataclasses
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -28,9 +32,11 @@ from launch.parity import Parity, check_parity
 from launch.parts import TimedParts
 from models.batch import Batch
 from parallel.comm import Groups
+from parallel.compiled import as_written, compilations
 from parallel.engines.native import NativeEngine
 from parallel.meter import Meter
 from parallel.recorder import Recorder
+from parallel.saved import SavedBytes
 
 
 class Parities:
@@ -43,7 +49,12 @@ class Parities:
     def parity(self, cell: Cell) -> tuple[Parity, str]:
         """The proof for a cell, and the name of the model that it was made with. Collective."""
         case = case_of(
-            cell.model, cell.layout, cell.profile, engine=cell.engine, engine_partition=cell.engine_partition
+            cell.model,
+            cell.layout,
+            cell.profile,
+            engine=cell.engine,
+            engine_partition=cell.engine_partition,
+            compiled=cell.compiled,
         )
         key = dataclasses.replace(case, name="", config=case.config.replace(name=""))
         if key not in self._proved:
@@ -63,21 +74,39 @@ class Run(EngineRun):
         self.blocks = numbered_blocks(self.engine.model, cell.model)
 
     def count(self) -> Counted:
-        """One step, counted in every respect."""
+        """One step, counted in every respect; of compiled blocks two, with the one that compiles between them."""
+        if not self.cell.compiled:
+            return self._count()
+        with as_written():
+            counted = self._count()
+        began = time.perf_counter()
+        self.engine.step(self.share)
+        self._clock.finish()
+        self.startup_seconds += time.perf_counter() - began
+        self.comm.ledger.clear()
+        with SavedBytes(self.engine.model) as saved:
+            self.engine.step(self.share)
+        difference = counted.difference
+        if tuple(self.comm.ledger) != counted.events:
+            difference = f"compiled blocks send {len(self.comm.ledger)} messages, as written {len(counted.events)}"
+        return dataclasses.replace(counted, difference=difference, peak_saved_bytes=saved.peak_bytes)
+
+    def _count(self) -> Counted:
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats(self._device)
         self.comm.ledger.clear()
         with Recorder() as recorder, Meter(self.engine) as meter:
             step = self.engine.step(self.share, observer=meter)
-        events = tuple(self.comm.ledger)
+        events, figures = tuple(self.comm.ledger), meter.figures()
         return Counted(
             step=step,
-            figures=meter.figures(),
+            figures=figures,
             events=events,
             difference=recorder.first_difference(events),
             operators=dict(meter.operators.counts),
             forward_flops=self._forward_flops(meter),
             peak_allocated_bytes=self._peak_allocated_bytes(),
+            peak_saved_bytes=figures.peak_saved_bytes,
         )
 
     def _forward_flops(self, meter: Meter) -> dict[tuple[int, int], int]:
@@ -90,15 +119,16 @@ class Run(EngineRun):
     def time_blocks(self) -> TimedBlocks:
         """One step with a clock on every block."""
         self.comm.ledger.clear()
-        with BlockClock(self.blocks, self._clock) as clock:
+        with BlockClock(self.blocks, self._clock) as clock, self._uncompiling():
             self.engine.step(self.share)
             self._clock.finish()
         return TimedBlocks(forward=clock.seconds(clock.forward), backward=clock.seconds(clock.backward))
 
-    def time_parts(self) -> TimedParts:
+    def time_parts(self) -> TimedParts | None:
         """A profile of one step, and what the products and the messages of another take alone."""
         parts = super().time_parts()
-        assert parts is not None, "the native engine computes on the thread that calls it"
+        if parts is None:
+            return None
         with Floor() as floor:
             self.engine.step(self.share)
         self.comm.barrier()
@@ -113,9 +143,10 @@ class Run(EngineRun):
         self._clock.finish()
         start, began = time.perf_counter(), time.thread_time()
         observer = ActionClock(self._clock)
-        self.engine.step(self.share, observer=observer)
-        self._clock.finish()
-        wall, busy = time.perf_counter() - start, time.thread_time() - began
+        with self._uncompiling():
+            self.engine.step(self.share, observer=observer)
+            self._clock.finish()
+            wall, busy = time.perf_counter() - start, time.thread_time() - began
         if self._on_gpu:
             # What occupied the stream; on CPUs, all that the thread did, as of every engine.
             busy = sum(map(observer.busy_seconds, observer.ran)) + observer.synchronise_seconds()
@@ -138,6 +169,17 @@ class Run(EngineRun):
             backward=backward,
             busy=busy,
         )
+
+    @contextlib.contextmanager
+    def _uncompiling(self) -> Iterator[None]:
+        """Around what is timed. Raises RuntimeError when something is compiled inside."""
+        if not self.cell.compiled:
+            yield
+            return
+        with compilations() as told:
+            yield
+        if told:
+            raise RuntimeError(f"blocks were compiled again in a timed step ({', '.join(told)}): its seconds are none")
 
 
 def run_of(cell: Cell, batch: Batch, here: World, groups: Groups) -> EngineRun:

@@ -11,10 +11,12 @@ one fail.
 
 Two steps are taken. The first updates nothing and is watched: the ledger of the native engine must tell what the
 recorder saw, and of every engine the recorder must know all that it saw. The second is compared; had anything of the
-first stayed in the gradients, it would show. Left out: which cases to compare (`launch/matrix.py`), and who starts the
-ranks (`launch/verify.py`).
+first stayed in the gradients, it would show. Where blocks are compiled, a step before both does it; nobody can watch
+operators there, so blocks are watched as they are written, and compiled ones must tell the same in the ledger. Left
+out: which cases to compare (`launch/matrix.py`), and who starts the ranks (`launch/verify.py`).
 """
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -29,6 +31,7 @@ from models.batch import Batch, synthetic_batch
 from models.catalogue import TextPair
 from models.text import pair_batch
 from parallel.comm import Comm, Groups
+from parallel.compiled import as_written, compilations
 from parallel.engines.engine import Engine, StepFacts, build
 from parallel.engines.gathered import Gathered
 from parallel.plans import plan
@@ -157,9 +160,12 @@ def check_parity(case: Case, *, groups: Groups, rank: int, device: torch.device,
         optimizer="sgd",
         learning_rate=LEARNING_RATE,
         partition=case.engine_partition,
+        compiled=case.compiled,
     )
     share = deal(batch, case.layout, comm.coordinate.dp)
-    difference = _ledger_difference(engine, share, has_ledger=case.engine == "native")
+    difference = _compiling_difference(engine, share) if case.compiled else None
+    with as_written() if case.compiled else contextlib.nullcontext():
+        difference = difference or _ledger_difference(engine, share, has_ledger=case.engine == "native")
     told = comm.gather_objects((engine.step(share), difference))
     gradients, weights = engine.gather("gradient"), engine.gather("weight")
     parity = None
@@ -262,4 +268,19 @@ def _ledger_difference(engine: Engine, share: Batch, *, has_ledger: bool) -> str
     with Recorder() as recorder:
         engine.step(share, update=False)
     difference = recorder.first_difference(list(comm.ledger)) if has_ledger else recorder.first_unknown()
+    return None if difference is None else f"rank {comm.rank} ({comm.coordinate}): {difference}"
+
+
+def _compiling_difference(engine: Engine, share: Batch) -> str | None:
+    """Compiles in a step that updates nothing; tells when nothing was, or if blocks as written send something else."""
+    comm, ledgers = engine.comm, []
+    with compilations() as told:
+        for context in (contextlib.nullcontext(), as_written()):
+            comm.ledger.clear()
+            with context:
+                engine.step(share, update=False)
+            ledgers.append(tuple(comm.ledger))
+    difference = None if told else "no block was compiled"
+    if ledgers[0] != ledgers[1]:
+        difference = f"compiled blocks send {len(ledgers[0])} messages, blocks as written {len(ledgers[1])}"
     return None if difference is None else f"rank {comm.rank} ({comm.coordinate}): {difference}"

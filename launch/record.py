@@ -16,7 +16,7 @@ from typing import Any
 from launch.cell import Cell
 from launch.provenance import provenance
 from parallel.engines.engine import engine_text
-from results.schema import SCHEMA_VERSION, Record, Status
+from results.schema import COMPLETE_SINCE, SCHEMA_VERSION, Record, Status
 
 
 def record_path(output: Path, cell: Cell) -> Path:
@@ -53,8 +53,7 @@ def read_record(output: Path, cell: Cell) -> Record | None:
 def is_measured(output: Path, cell: Cell, *, fingerprint: str, backend: str) -> bool:
     """Whether a cell has a good record of just this cell, so that it need not be run again."""
     record = read_record(output, cell)
-    # A record of an older version lacks what this one tells.
-    if record is None or record.fingerprint != fingerprint or record.schema_version != SCHEMA_VERSION:
+    if record is None or record.fingerprint != fingerprint or record.schema_version < COMPLETE_SINCE:
         return False
     return record.status == "unsupported" if cell.refusal else record.status == "ok" and record.backend == backend
 
@@ -96,6 +95,7 @@ def make_record(cell: Cell, *, fingerprint: str, status: Status, reason: str = "
         status=status,
         reason=reason,
         engine=engine_text(cell.engine, cell.engine_partition),
+        compiled=cell.compiled,
         twins=cell.member.family,
         match=cell.member.match,
         match_mismatch=cell.member.mismatch,

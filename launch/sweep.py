@@ -18,7 +18,7 @@ from typing import Protocol
 from launch.cell import Cell
 from launch.data import Batches
 from launch.env import DEFAULT_TIMEOUT_SECONDS, Backend, BackendChoice, local_backend, num_cores
-from launch.experiment import load
+from launch.experiment import AS_THE_FILE_SAYS, COMPILED_TOO, load
 from launch.failure import Note, culprit, num_memory_kills, read_notes
 from launch.lock import locked
 from launch.progress import NOWHERE, Line, num_steps, read_lines
@@ -70,6 +70,7 @@ class Sweep:
         output: folder of all records.
         backend: asked for.
         timeout_seconds: after which a collective without its partners fails.
+        compiled_too: runs each cell with compiled blocks too.
         worker: module that each rank runs.
 
     Raises:
@@ -83,11 +84,13 @@ class Sweep:
         *,
         backend: BackendChoice = "auto",
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        compiled_too: bool = False,
         worker: str = WORKER,
     ) -> None:
         if timeout_seconds <= 0:
             raise ValueError(f"timeout = {timeout_seconds:g} s; it must be positive")
-        self.experiment = load(file)
+        self.experiment = load(file, compiled_too=compiled_too)
+        self._compiled = COMPILED_TOO if compiled_too else AS_THE_FILE_SAYS
         self._file, self._output, self._worker, self._timeout = file, output, worker, timeout_seconds
         self._backends: dict[int, Backend] = {
             size: local_backend(backend, size) for size in self.experiment.world_sizes
@@ -135,7 +138,8 @@ class Sweep:
         folder = self._folder / LAUNCH_FOLDER / str(self._num_launches)
         folder.mkdir(parents=True)
         size = cells[0].world_size
-        arguments = [str(self._file), str(self._output), str(folder), self._backends[size], str(self._timeout)]
+        place = [str(self._output), str(folder)]
+        arguments = [str(self._file), self._compiled, *place, self._backends[size], str(self._timeout)]
         kills = num_memory_kills()
         with launched(
             self._worker, [*arguments, *(cell.name for cell in cells)], num_ranks=size, folder=folder

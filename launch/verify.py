@@ -47,6 +47,7 @@ from parallel.engines.engine import ENGINE_TEXTS, engine_and_partition, unsuppor
     show_default=True,
     help="Who partitions and runs; after a colon, its own method to cut stages instead of --cut.",
 )
+@click.option("--compile", "compiled", is_flag=True, help="Compile every block; seconds to minutes a case.")
 @click.option("--matrix", is_flag=True, help="Every pair of options of all layouts and models, up to 4 ranks.")
 @click.option("--quick", is_flag=True, help="With --matrix: every single option only.")
 @backend_option
@@ -58,6 +59,7 @@ def verify_command(
     architecture: Architecture | None,
     model: str | None,
     engine_text: str,
+    compiled: bool,
     matrix: bool,
     quick: bool,
     backend: BackendChoice,
@@ -78,12 +80,16 @@ def verify_command(
       twinshard verify --engine torch --tp 2 --sp
       twinshard verify --engine deepspeed --cp 2 --dp 2 --zero 1
       twinshard verify --engine fairscale:time --pp 2 --schedule gpipe
+      twinshard verify --tp 2 --sp --compile
       twinshard verify --matrix
     """  # noqa: D301 - click reads the character
     engine, own = engine_and_partition(engine_text)
     if matrix:
         _refuse_with_matrix(context)
-        cases = [dataclasses.replace(case, engine=engine, engine_partition=own) for case in matrix_cases(quick=quick)]
+        cases = [
+            dataclasses.replace(case, engine=engine, engine_partition=own, compiled=compiled)
+            for case in matrix_cases(quick=quick)
+        ]
     elif quick:
         raise ValueError("--quick is a choice of cases: it needs --matrix")
     else:
@@ -91,7 +97,10 @@ def verify_command(
         models = _models(architecture, model)
         for config in models:
             wanted.check_model(config)
-        cases = [case_of(config, effective(wanted, config), engine=engine, engine_partition=own) for config in models]
+        cases = [
+            case_of(config, effective(wanted, config), engine=engine, engine_partition=own, compiled=compiled)
+            for config in models
+        ]
     able, refused = _runnable(cases)
     proof = Proof(able, backend=backend, timeout_seconds=timeout)
     verdicts = follow(proof, len(able))
@@ -106,7 +115,7 @@ def _runnable(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
     """The cases that their engine can run, and for each other one why not. Raises ValueError when it can run none."""
     able, refused = [], []
     for case in cases:
-        reason = unsupported(case.engine, case.config, case.layout, case.engine_partition)
+        reason = unsupported(case.engine, case.config, case.layout, case.engine_partition, compiled=case.compiled)
         if reason is None:
             able.append(case)
         else:

@@ -8,7 +8,7 @@ machine falls on all alike. A timed step comes right after one that is not, as i
 A cell that is not equal to one process, or whose ledger is not what was recorded, becomes a failed record and is not
 timed. A rank that raises leaves a note (`launch/failure.py`), and the launch ends.
 
-    python -m launch.worker FILE OUTPUT FOLDER BACKEND TIMEOUT [CELL ...]     started by `launch/sweep.py`
+    python -m launch.worker FILE COMPILED OUTPUT FOLDER BACKEND TIMEOUT [CELL ...]     started by `launch/sweep.py`
     torchrun ... -m launch FILE                                               from outside, by `launch/outside.py`
 """
 
@@ -27,7 +27,7 @@ from launch.cell import Cell
 from launch.data import Batches, data_facts
 from launch.engine_run import Counted, EngineRun, TimedBlocks, TimedStep
 from launch.env import BackendChoice, World, launched_rank, naming_errors, world
-from launch.experiment import load
+from launch.experiment import COMPILED_TOO, load
 from launch.facts import (
     Report,
     block_facts,
@@ -221,7 +221,7 @@ class Worker:
             "blocks": block_facts(plan, reports),
             "actions": action_facts(reports),
             "spans": span_facts(reports, typical, is_one_host=self._here.local_world_size == self._here.world_size),
-            "profile": profile_facts(cell.measured_profile, plan),
+            "profile": profile_facts(None if cell.compiled else cell.measured_profile, plan),
             "edges": edge_facts(reports),
             "operators": operator_facts(reports),
         }
@@ -271,8 +271,8 @@ def expect_all(cells: Sequence[Cell], batches: Batches, *, rank: int, place: Pla
 @naming_errors
 def main(arguments: Sequence[str]) -> None:
     """One rank of a launch by `launch/sweep.py`, which has checked the experiment and chosen the cells."""
-    file, output, folder, backend, timeout, *names = arguments
-    experiment = load(Path(file))
+    file, compiled, output, folder, backend, timeout, *names = arguments
+    experiment = load(Path(file), compiled_too=compiled == COMPILED_TOO)
     cells = [cell for cell in experiment.cells if cell.name in names]
     choice: BackendChoice = "nccl" if backend == "nccl" else "gloo"
     batches = Batches(Path(file).parent)

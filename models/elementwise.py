@@ -8,8 +8,9 @@
 
 Autograd would take each formula apart and keep what every piece needs; here the same tensors are kept as by PyTorch's
 own operators, and each result is written once, to where it is read: `gated` writes both of its gradients into one
-tensor, and `split` gives that on as it is instead of copying it together. Sources: RMSNorm arXiv 1910.07467, rotations
-arXiv 2104.09864, gates arXiv 2002.05202. Left out: second derivatives.
+tensor, and `split` gives that on as it is instead of copying it together. A compiler joins passes by itself, and may
+look into what it knows only: it gets the formulas as written. Sources: RMSNorm arXiv 1910.07467, rotations arXiv
+2104.09864, gates arXiv 2002.05202. Left out: second derivatives.
 """
 
 import math
@@ -21,8 +22,8 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, shape: tuple[int, ...], weight: Tensor, eps: float) -> Tensor:
-    """`F.rms_norm` over the last dim; half precision and GPUs, which have a kernel for it, are left to it."""
-    if x.is_cuda or x.dtype not in (torch.float32, torch.float64):
+    """`F.rms_norm` over the last dim; half precision, GPUs and compilers, which do well with it, are left to it."""
+    if x.is_cuda or x.dtype not in (torch.float32, torch.float64) or torch.compiler.is_compiling():
         half: Tensor = F.rms_norm(x, shape, weight, eps)
         return half
     y: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
@@ -56,6 +57,9 @@ def rotated(heads_LBNH: Tensor, cos: Tensor, sin: Tensor, *, by_head: bool) -> T
     With `by_head` the result is [B, N, L, H] in memory: attention reads a head's keys one after the other, and faster.
     Not so for queries: what attention gives lies in memory as they do, and is needed as [L, B, N, H].
     """
+    if torch.compiler.is_compiling():
+        first, second = heads_LBNH.chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     turned_LBNH: Tensor = _Rotation.apply(heads_LBNH, cos, sin, by_head)  # type: ignore[no-untyped-call]
     return turned_LBNH
 
@@ -87,12 +91,16 @@ def _turn(heads: Tensor, cos: Tensor, sin: Tensor, sign: float, *, out: Tensor) 
 
 def silu_gated(gate: Tensor, up: Tensor) -> Tensor:
     """SwiGLU: silu(gate) up."""
+    if torch.compiler.is_compiling():
+        return F.silu(gate) * up
     inner: Tensor = _Gated.apply(gate, up, "silu")  # type: ignore[no-untyped-call]
     return inner
 
 
 def gelu_tanh_gated(gate: Tensor, up: Tensor) -> Tensor:
     """GEGLU in the tanh form, as T5 v1.1 has it."""
+    if torch.compiler.is_compiling():
+        return F.gelu(gate, approximate="tanh") * up
     inner: Tensor = _Gated.apply(gate, up, "gelu")  # type: ignore[no-untyped-call]
     return inner
 
@@ -121,6 +129,8 @@ class _Gated(torch.autograd.Function):
 
 def split(product: Tensor, parts: tuple[int, ...]) -> tuple[Tensor, ...]:
     """Columns of a product [..., sum(parts)], each part a view."""
+    if torch.compiler.is_compiling():
+        return torch.split(product, list(parts), dim=-1)
     views: tuple[Tensor, ...] = _Split.apply(product, parts)  # type: ignore[no-untyped-call]
     return views
 

@@ -30,14 +30,20 @@ class PositionTables:
 
     def get(self, length: int, like: Tensor) -> tuple[Tensor, ...]:
         """The tables for positions 0 to length - 1, on the device and in the dtype of `like`."""
+        if torch.compiler.is_compiling():
+            # What was kept would belong to the compiled code: it is used once, then the code is compiled again.
+            return self._made(length, like)
         # Fake tensors belong to the mode that made them, and inference tensors cannot take part in training.
         key = (length, like.device, like.dtype, getattr(like, "fake_mode", None), torch.is_inference_mode_enabled())
         if key != self._key:
             with torch.no_grad():
-                exact = torch.float64 if like.dtype == torch.float64 else torch.float32
-                self._tables = tuple(table.to(like.dtype) for table in self._make(length, like.device, exact))
+                self._tables = self._made(length, like)
             self._key = key
         return self._tables
+
+    def _made(self, length: int, like: Tensor) -> tuple[Tensor, ...]:
+        exact = torch.float64 if like.dtype == torch.float64 else torch.float32
+        return tuple(table.to(like.dtype) for table in self._make(length, like.device, exact))
 
 
 class SinusoidalPositions(nn.Module):

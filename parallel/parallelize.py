@@ -24,6 +24,7 @@ from models.slicing import slice_model, tie
 from models.sublayers import Attention
 from parallel.collectives import slice_sequence
 from parallel.comm import Comm
+from parallel.compiled import compile_blocks
 from parallel.deferral import Deferral, product
 from parallel.plan import Entry, Plan, Shard
 from parallel.recompute import apply_recompute
@@ -31,10 +32,10 @@ from parallel.tensor import ColumnLinear, MemoryEntry, RowLinear
 from parallel.vocabulary import VocabularyCrossEntropy, VocabularyEmbedding, VocabularyHead
 
 
-def parallelize(model: Model, plan: Plan, comm: Comm) -> Model:
+def parallelize(model: Model, plan: Plan, comm: Comm, *, compiled: bool = False) -> Model:
     """Cuts, shards and swaps a whole model on the meta device into this rank's part; returns the same object.
 
-    Parameters stay without values: `materialise` draws them.
+    Parameters stay without values: `materialise` draws them. With `compiled`, blocks are compiled when they first run.
     """
     ranges = [(stage.first, stage.last) for stage in plan.stages_of(comm.coordinate.pp)]
     slice_model(model, plan.config, *ranges, ships_keys_values=plan.layout.transport == "kv")
@@ -42,6 +43,8 @@ def parallelize(model: Model, plan: Plan, comm: Comm) -> Model:
     swap_modules(model, plan, comm)
     tie(model, plan.config)
     choose_attention(model, plan)
+    if compiled:
+        compile_blocks(model)
     apply_recompute(model, plan.layout.recompute)
     return model
 

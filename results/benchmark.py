@@ -8,7 +8,8 @@ the best other engine is the one with the least of it, so that a ratio below 1 b
     parts              where a step goes: `results/step_parts.py`
     startup            seconds of the slowest rank until it can step                        one sample: no interval
 
-A control is the same engine again: it is held against its first run, and its ratio is the noise of the machine. What
+Compiled blocks are held against the same engine without: their ratio is what compiling changes. A control is the same
+again: it is held against its first run, and its ratio is the noise of the machine. What
 did not end well is a row with its status and reason. Times of busy threads leave out what is waited for. Left out:
 what a ratio means (`results/claims`), and running (`launch/bench.py`).
 """
@@ -41,9 +42,9 @@ class Run:
 
     @property
     def cell(self) -> tuple[str, str]:
-        """What runs that are side by side share: the machine, and the name of the cell without its engine."""
+        """What runs that are side by side share: the machine, and the name of the cell without who runs it how."""
         engine = self.record.engine.replace(":", "-")
-        name = self.record.cell.removesuffix(".control").removesuffix(f".{engine}")
+        name = self.record.cell.removesuffix(".control").removesuffix(".compiled").removesuffix(f".{engine}")
         return self.record.provenance.hostname, name
 
 
@@ -63,7 +64,8 @@ COUNTS = ("sent_bytes", "num_collectives", "num_sends", "peak_saved_bytes")
 """Quantities of `runs.csv` that are exact."""
 
 IDENTITY = (
-    *("machine", "experiment", "cell", "architecture", "model", "layout", "engine", "is_control", "status", "reason"),
+    *("machine", "experiment", "cell", "architecture", "model", "layout", "engine", "compiled", "is_control"),
+    *("status", "reason"),
 )
 COLUMNS = (
     *IDENTITY,
@@ -108,9 +110,13 @@ def compared(records: Sequence[Record]) -> list[Row]:
 
 
 def _rivals(run: Run, runs: Sequence[Run]) -> list[Run]:
-    """What a run is held against: the other engines, or its own first run."""
-    wanted = [other for other in runs if other.record.status == "ok" and not other.record.is_control]
-    return [other for other in wanted if (other.record.engine == run.record.engine) == run.record.is_control]
+    """What a run is held against: the other engines, itself with blocks as written, or its own first run."""
+    first = [other for other in runs if other.record.status == "ok" and not other.record.is_control]
+    own = [other for other in first if other.record.engine == run.record.engine]
+    if run.record.is_control:
+        return [other for other in own if other.record.compiled == run.record.compiled]
+    as_written = own if run.record.compiled else [other for other in first if other not in own]
+    return [other for other in as_written if not other.record.compiled]
 
 
 def _row(run: Run, rivals: Sequence[Run]) -> Row:
@@ -123,6 +129,7 @@ def _row(run: Run, rivals: Sequence[Run]) -> Row:
         "model": record.model.get("name", ""),
         "layout": record.layout_label,
         "engine": record.engine,
+        "compiled": record.compiled,
         "is_control": record.is_control,
         "status": record.status,
         "reason": record.reason,

@@ -28,8 +28,9 @@ from results.twins import select
 QUANTITIES = ("step_seconds", "busiest_rank_seconds", "played_seconds", "rank_imbalance", "over_ideal")
 BASELINES = ("even", "aligned")
 GROUP = (
-    *("machine", "experiment", "engine", "model", "tp", "pp", "dp", "cp", "sp", "zero", "microbatches", "recompute"),
-    *("saved_input", "attention", "source_length", "target_length", "tokens_per_step", "dtype", "device", "backend"),
+    *("machine", "experiment", "engine", "compiled", "model", "tp", "pp", "dp", "cp", "sp", "zero", "microbatches"),
+    *("recompute", "saved_input", "attention", "source_length", "target_length", "tokens_per_step", "dtype", "device"),
+    "backend",
 )
 """What a cell and its baseline have in common."""
 COLUMNS = (

@@ -3,12 +3,16 @@
     version 1    no spans, actions or profile, and no time of the pipeline alone
     version 2    no start-up
     version 3    no parts of a step
+    version 4    no compiled blocks; else it tells all that this version does
 
 Left out: what a record holds (`results/schema.py`).
 """
 
 from collections.abc import Mapping
 from typing import Any
+
+COMPLETE_SINCE = 4
+"""Older records lack something that a run tells today."""
 
 
 def in_these_words(fields: Mapping[str, Any], version: int) -> Mapping[str, Any]:
@@ -22,6 +26,8 @@ def in_these_words(fields: Mapping[str, Any], version: int) -> Mapping[str, Any]
         of_ranks["startup_seconds"] = None
     if version < 4:
         new["parts"] = []
+    if version < 5:
+        new["compiled"] = False
     ranks = fields.get("ranks")
     if of_ranks and isinstance(ranks, list) and all(isinstance(rank, dict) for rank in ranks):
         new["ranks"] = [{**of_ranks, **rank} for rank in ranks]

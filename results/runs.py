@@ -30,6 +30,7 @@ IDENTITY = (
     "cell",
     "status",
     "engine",
+    "compiled",
     "architecture",
     "model",
     "twins",

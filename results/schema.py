@@ -8,19 +8,20 @@ status and a reason. Units stand in the names; a table's column has its field's 
     version 2    when each action of a typical step ran, what actions cost, and what a profile said that they would
     version 3    how long an engine takes to be ready
     version 4    what a step is made of, where the experiment asks for it
+    version 5    whether blocks were compiled
 """
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from results.older_records import in_these_words
+from results.older_records import COMPLETE_SINCE, in_these_words
 from results.step_facts import ActionFacts, FigureFacts, OperatorFacts, PartFacts, ProfileFacts, SpanFacts
 
 # A part of the format that stands in a file of its own.
-__all__ = ["ActionFacts", "FigureFacts", "OperatorFacts", "PartFacts", "ProfileFacts", "SpanFacts"]
+__all__ = ["COMPLETE_SINCE", "ActionFacts", "FigureFacts", "OperatorFacts", "PartFacts", "ProfileFacts", "SpanFacts"]
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 Status = Literal["ok", "failed", "unsupported", "skipped", "out_of_memory"]
 
@@ -196,6 +197,9 @@ class Record:
     engine: str
     """Who partitioned and ran: `native` fills everything, others leave empty what only a look inside can tell. Where it
     cut the stages by a method of its own instead of the layout's cut, the method follows: `deepspeed:uniform`."""
+    compiled: bool
+    """Whether blocks were compiled: then times and kept bytes of ranks and stages are of compiled blocks, start-up has
+    the first step in it, figures, FLOPs and operators are of blocks as written, and parts of a step are not told."""
     twins: str
     """Name of the family of matched models that this model belongs to."""
     match: str

@@ -48,6 +48,12 @@ def what_ran(records: Sequence[Record]) -> Iterator[str]:
 def _caveats(records: Sequence[Record]) -> Iterator[str]:
     """What the numbers cannot show."""
     others = Counter(record.engine for record in records if record.engine != "native")
+    num_compiled = sum(record.compiled for record in records)
+    if num_compiled:
+        yield (
+            f"{num_compiled} records are of compiled blocks. The tables hold their times, what they sent and what they "
+            "kept for the backward; no verdict, comparison or picture reads them."
+        )
     if others:
         told = ", ".join(f"{count} of {engine}" for engine, count in others.items())
         yield (

@@ -79,10 +79,14 @@ class Tables:
 
     @property
     def native(self) -> "Tables":
-        """Rows of the native engine only: claims rest on what it alone lets be looked into."""
+        """Rows of the native engine, its blocks as written: claims rest on what it alone lets be looked into."""
         recorded = {name: getattr(self, name) for name in RECORDED}
         return self.replace(
-            **{name: frame[frame["engine"] == "native"] for name, frame in recorded.items() if "engine" in frame}
+            **{
+                name: frame[(frame["engine"] == "native") & ~frame["compiled"].astype(bool)]
+                for name, frame in recorded.items()
+                if "engine" in frame
+            }
         )
 
     def replace(self, **tables: pd.DataFrame) -> "Tables":

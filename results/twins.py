@@ -20,6 +20,7 @@ _EQUAL = (
     "machine",
     "experiment",
     "engine",
+    "compiled",
     "twins",
     "tp",
     "pp",

@@ -66,6 +66,7 @@ def record(
         "status": "ok",
         "reason": "",
         "engine": "native",
+        "compiled": False,
         "twins": "tiny",
         "match": "none" if config.has_cross_attention else "depth",
         "match_mismatch": 0.0,

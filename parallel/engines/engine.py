@@ -141,8 +141,10 @@ def labelled(num_tokens: int) -> int:
     return num_tokens
 
 
-def unsupported(name: EngineName, config: ModelConfig, layout: Layout, partition: str = "") -> str | None:
-    """Why an engine cannot run a model on a layout, as one line; None when it can.
+def unsupported(
+    name: EngineName, config: ModelConfig, layout: Layout, partition: str = "", *, compiled: bool = False
+) -> str | None:
+    """Why an engine cannot run a model on a layout, or not with compiled blocks, as one line; None when it can.
 
     What no engine could (heads that tp does not divide) is `Layout.check_model`'s to say.
     """
@@ -154,6 +156,8 @@ def unsupported(name: EngineName, config: ModelConfig, layout: Layout, partition
     reason: str | None = module.unsupported(config, layout)
     if reason is None and partition == "size":
         reason = module.unsupported_size()
+    if reason is None and compiled:
+        reason = module.not_compiled(layout) if name == "native" else f"the {name} engine does not compile blocks"
     return reason
 
 
@@ -168,13 +172,14 @@ def build(
     optimizer: OptimizerName = "sgd",
     learning_rate: float = 1e-2,
     partition: str = "",
+    compiled: bool = False,
 ) -> Engine:
     """One rank of an engine. Collective; arguments are those of `parallel.engines.native.NativeEngine`.
 
     `partition` is a method of the engine's own, empty for the plan's stages. Raises ValueError for a layout that
     `unsupported` names.
     """
-    reason = unsupported(name, plan.config, plan.layout, partition)
+    reason = unsupported(name, plan.config, plan.layout, partition, compiled=compiled)
     if reason is not None:
         raise ValueError(reason)
     engine: Engine = getattr(_module(name), _MAKERS[name])(
@@ -186,6 +191,7 @@ def build(
         optimizer=optimizer,
         learning_rate=learning_rate,
         **({"partition": partition} if partition else {}),
+        **({"compiled": True} if compiled else {}),
     )
     return engine
 

@@ -16,6 +16,7 @@ from models.config import ModelConfig
 from models.initial import canonical_name
 from models.model import Model
 from parallel.comm import Comm, Site
+from parallel.compiled import not_compiled
 from parallel.deferral import Deferral
 from parallel.edges import not_run
 from parallel.engines.engine import OptimizerName, Quantity, StepFacts, labelled
@@ -50,9 +51,10 @@ class NativeEngine:
         device: where this rank computes.
         optimizer: `sgd` or `adamw`, torch's own.
         learning_rate: its step size.
+        compiled: whether blocks are compiled; the first step does it.
         model: this rank's part, partitioned and with its values; None builds it and draws the values from `seed`.
 
-    Raises ValueError for a layout that `unsupported` names.
+    Raises ValueError for a layout that `unsupported` names, or `not_compiled` where blocks are to be compiled.
     """
 
     has_own_threads = False
@@ -67,9 +69,10 @@ class NativeEngine:
         device: torch.device,
         optimizer: OptimizerName = "sgd",
         learning_rate: float = 1e-2,
+        compiled: bool = False,
         model: Model | None = None,
     ) -> None:
-        reason = unsupported(plan.config, plan.layout)
+        reason = unsupported(plan.config, plan.layout) or (not_compiled(plan.layout) if compiled else None)
         if reason is not None:
             raise ValueError(reason)
         self.plan, self.comm, self.dtype, self.device = plan, comm, dtype, device
@@ -77,7 +80,7 @@ class NativeEngine:
         if model is None:
             with torch.device("meta"):
                 model = build(plan.config)
-            parallelize(model, plan, comm)
+            parallelize(model, plan, comm, compiled=compiled)
             materialise(model, plan, comm, seed=seed, dtype=dtype, device=device)
         self.model: Model = model
         if is_split(plan.table):

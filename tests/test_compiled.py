@@ -1,0 +1,153 @@
+"""Is a compiled block the block that was written, and is nothing compiled while a clock runs?
+
+One test makes machine code; the others stop at the graphs (`aot_eager`), which takes a tenth of the time.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from launch.case import Case
+from launch.data import Batches
+from launch.env import World, world
+from launch.measure import Run
+from launch.parity import Parity, case_batch, check_parity
+from models.config import Architecture
+from parallel import compiled
+from parallel.comm import Groups
+from parallel.compiled import compilations
+from parallel.engines.engine import unsupported
+from parallel.engines.native import NativeEngine
+from parallel.layouts import Layout
+from parallel.plans import plan
+from tests.engine_steps import engine_case
+from tests.one_rank import CPU, rank_of
+from tests.rank import Worker
+from tests.small_cells import cells
+from tests.small_models import small_batch, small_config
+from tests.spawn import Ranks
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch looks at it
+RTOL = 1e-12
+"""Of float64: compiled or not, only the order of sums differs."""
+GATED = {"norm": "rmsnorm", "positions": "rope", "activation": "swiglu"}
+
+
+def case_of(architecture: Architecture, layout: Layout) -> Case:
+    changes: dict[str, object] = {"num_decoder_blocks": 1}
+    changes |= {"num_encoder_blocks": 1} if architecture == "encoder_decoder" else GATED
+    case = engine_case("native", architecture, layout, changes=changes)
+    return Case.from_dict({**case.to_dict(), "compiled": True})
+
+
+@pytest.fixture
+def graphs_only() -> Iterator[None]:
+    with mock.patch.object(compiled, "BACKEND", "aot_eager"):
+        yield
+
+
+def proved(worker: Worker, case: Case) -> Parity:
+    with mock.patch.object(compiled, "BACKEND", "aot_eager"):
+        return check_parity(case, groups=worker.groups, rank=worker.rank, device=CPU)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "layout"),
+    [
+        ("decoder_only", Layout(tp=2, sp=True, recompute="full")),
+        ("encoder_decoder", Layout(pp=2, microbatches=3)),
+    ],
+)
+def test_compiled_blocks_on_ranks_equal_one_process(
+    architecture: Architecture, layout: Layout, two_ranks: Ranks
+) -> None:
+    parity = two_ranks.run(proved, case_of(architecture, layout))[0]
+    assert parity.failures == ()
+    assert parity.worst_error <= RTOL
+
+
+def test_machine_code_of_blocks_equals_one_process() -> None:
+    case = case_of("decoder_only", Layout())
+    parity = check_parity(case, groups=Groups(timeout_seconds=1.0), rank=0, device=CPU)
+    assert parity.failures == ()
+    assert parity.worst_error <= RTOL
+
+
+def engine_of(architecture: Architecture, layout: Layout, *, is_compiled: bool, **changes: object) -> NativeEngine:
+    config = small_config(architecture, **changes)
+    with rank_of(plan(config, layout), 0) as comm:
+        return NativeEngine(
+            plan=plan(config, layout), comm=comm, seed=0, dtype=torch.float64, device=CPU, compiled=is_compiled
+        )
+
+
+@pytest.mark.usefixtures("graphs_only")
+def test_compiled_blocks_drop_out_what_blocks_as_written_do_and_are_compiled_once() -> None:
+    """Masks change with every step and microbatch, valid lengths with every batch."""
+    layout, dropout = Layout(microbatches=3), {"dropout": 0.2, "attention_dropout": 0.1, "ffn_dropout": 0.1}
+    written, made = (
+        engine_of("encoder_decoder", layout, is_compiled=is_compiled, **dropout) for is_compiled in (False, True)
+    )
+    batches = [small_batch(written.plan.config, seed=seed, num_sequences=6) for seed in (2, 3, 4)]
+    for step, batch in enumerate(batches):
+        expected = written.step(batch)
+        with compilations() as told:
+            found = made.step(batch)
+        assert bool(told) == (step == 0)
+        assert found.loss == pytest.approx(expected.loss, rel=RTOL)
+        assert found.gradient_norm == pytest.approx(expected.gradient_norm, rel=RTOL)
+
+
+@pytest.mark.usefixtures("graphs_only")
+def test_blocks_that_are_alike_are_compiled_once() -> None:
+    batch = small_batch(small_config("decoder_only"))
+    counts = []
+    for num_decoder_blocks in (1, 12):
+        engine = engine_of("decoder_only", Layout(), is_compiled=True, num_decoder_blocks=num_decoder_blocks)
+        with compilations() as told:
+            engine.step(batch)
+        counts.append(len(told))
+    assert counts[0] == counts[1]
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[World]:
+    with world("gloo") as alone:
+        yield alone
+
+
+@pytest.mark.usefixtures("graphs_only")
+def test_a_timed_step_in_which_something_is_compiled_has_no_time(here: World, tmp_path: Path) -> None:
+    (cell, *_) = cells(compile=True)
+    run = Run(cell, Batches(tmp_path).batch(cell), here, Groups(timeout_seconds=1.0))
+    counted = run.count()
+    assert counted.difference is None
+    assert run.time_step().wall > 0.0
+    run.share = case_batch(case_of("encoder_decoder", Layout(microbatches=2)), seed=0)
+    with pytest.raises(
+        RuntimeError, match=r"^blocks were compiled again in a timed step \(dynamo.*its seconds are none$"
+    ):
+        run.time_step()
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        (Layout(pp=2, microbatches=2, schedule="zb_h1"), "compiled blocks do not leave weight gradients for later"),
+        (Layout(recompute="selective"), "what a compiled block keeps is the compiler's choice"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused(layout: Layout, message: str) -> None:
+    config = small_config("decoder_only")
+    assert unsupported("native", config, layout) is None
+    told = unsupported("native", config, layout, compiled=True)
+    assert told is not None
+    assert told.startswith(message)
+
+
+def test_only_the_native_engine_compiles_blocks() -> None:
+    told = unsupported("torch", small_config("decoder_only"), Layout(tp=2), compiled=True)
+    assert told == "the torch engine does not compile blocks"
