@@ -8,7 +8,9 @@
 DeepSpeed divides a loss by the microbatches and averages gradients over the ranks; a mean of means is not the mean, so
 each sum of cross-entropy is divided by the labels of the whole step and multiplied by what DeepSpeed will divide by.
 The loss it tells other stages is rounded to float32, and so is the gradient norm it has under ZeRO: both are computed
-here from what it holds. It keeps no gradient after a step, so references to them are taken when they are reduced.
+here from what it holds. In bfloat16 its ZeRO updates a float32 copy of the parameters, with float32 moments: accounting
+calls that master weights. Without ZeRO it updates them as they are. It keeps no gradient after a step, so references
+to them are taken when they are reduced.
 
 It prints, logs and warns a lot: nothing of that gets out. Its shared-memory operator, compiled on first use, is
 declared incompatible before it is asked for. It wants LOCAL_RANK and DS_ACCELERATOR in the environment, which
