@@ -4,15 +4,14 @@
     products that send       run as they are: between two of them lies a graph of its own
     active dropouts          likewise: their masks come from a key, not from a generator that a graph may hold
 
-Nothing in a block may depend on what changes from microbatch to microbatch but its tensors: valid lengths are taken out
-of the masks, whose tensors hold them. Code is compiled for each shape. A region that is compiled too often is an error,
+Nothing in a block depends on what changes from microbatch to microbatch but its tensors: of a mask it reads the tensor,
+which holds the valid lengths. Code is compiled for each shape. A region that is compiled too often is an error,
 never a block that runs uncompiled. Compiled blocks compute what they compute otherwise, up to the order of sums; what
 they keep for the backward is the compiler's choice. So a layout that says what is kept (`selective`), or leaves weight
 gradients for later, is refused; `full` runs the compiled block twice. Left out: embedding, head, loss and optimizer.
 """
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -20,7 +19,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from models.attention import AttentionMask
 from models.blocks import DecoderBlock, EncoderBlock
 from models.dropout import Dropout
 from parallel.layouts import Layout
@@ -55,12 +53,12 @@ def compile_blocks(model: nn.Module) -> None:
     torch._dynamo.config.fail_on_recompile_limit_hit = True  # noqa: SLF001, has no public name
     compiled: dict[tuple[type[nn.Module], bool], Callable[..., Tensor]] = {}
     apart: dict[type[nn.Module], type[nn.Module]] = {}
-    for block in model.modules():
-        if isinstance(block, EncoderBlock | DecoderBlock):
-            kind = (type(block), not _set_apart(block, apart))
-            if kind not in compiled:
-                compiled[kind] = _compiled(*kind)
-            _replace_forward(block, functools.partial(compiled[kind], block))
+    blocks: list[nn.Module] = [one for one in model.modules() if isinstance(one, EncoderBlock | DecoderBlock)]
+    for block in blocks:
+        kind = (type(block), not _set_apart(block, apart))
+        if kind not in compiled:
+            compiled[kind] = _compiled(*kind)
+        block.forward = functools.partial(compiled[kind], block)
 
 
 @contextlib.contextmanager
@@ -110,22 +108,3 @@ def _set_apart(block: nn.Module, apart: dict[type[nn.Module], type[nn.Module]]) 
         # A class, not a function of its own for each module: compiled code is shared by blocks whose parts are alike.
         module.__class__ = apart[kind]
     return bool(found)
-
-
-def _replace_forward(block: nn.Module, forward: Callable[..., Tensor]) -> None:
-    def run(
-        hidden_LBD: Tensor,
-        self_mask: AttentionMask,
-        memory_SBD: Tensor | None = None,
-        memory_mask: AttentionMask | None = None,
-    ) -> Tensor:
-        of_memory = None if memory_mask is None else _as_tensor(memory_mask)
-        return forward(hidden_LBD, _as_tensor(self_mask), memory_SBD, of_memory)
-
-    block.forward = run
-
-
-def _as_tensor(mask: AttentionMask) -> AttentionMask:
-    """The mask without the rules that its tensor holds; `attention_mask` made one wherever there are any."""
-    assert mask.added_BNQK is not None or (mask.key_lengths is None and mask.bias_NQK is None)
-    return dataclasses.replace(mask, key_lengths=None, bias_NQK=None)
