@@ -149,4 +149,4 @@ def test_what_cannot_be_compiled_is_refused(layout: Layout, message: str) -> Non
 
 def test_only_the_native_engine_compiles_blocks() -> None:
     told = unsupported("torch", small_config("decoder_only"), Layout(tp=2), compiled=True)
-    assert told == "the torch engine does not compile blocks"
+    assert told == "the torch engine does not compile blocks: use engine = 'native'"

@@ -157,7 +157,11 @@ def unsupported(
     if reason is None and partition == "size":
         reason = module.unsupported_size()
     if reason is None and compiled:
-        reason = module.not_compiled(layout) if name == "native" else f"the {name} engine does not compile blocks"
+        reason = (
+            module.not_compiled(layout)
+            if name == "native"
+            else f"the {name} engine does not compile blocks: use engine = 'native'"
+        )
     return reason
 
 
