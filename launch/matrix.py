@@ -21,9 +21,8 @@ from models.vocabulary import VOCABULARY
 from parallel.layouts import Cut, Layout
 
 _MESHES: dict[str, dict[str, Any]] = {
-    "pp2 dp2 zero1": {"pp": 2, "dp": 2, "zero": 1},
-    "tp2 sp dp2 zero1": {"tp": 2, "sp": True, "dp": 2, "zero": 1},
     "tp2 sp pp2": {"tp": 2, "sp": True, "pp": 2},
+    "tp2 sp dp2": {"tp": 2, "sp": True, "dp": 2},
     "tp2 pp2": {"tp": 2, "pp": 2},
     "tp2 dp2": {"tp": 2, "dp": 2},
     "pp2 dp2": {"pp": 2, "dp": 2},
@@ -34,7 +33,7 @@ _MESHES: dict[str, dict[str, Any]] = {
     "tp2 sp": {"tp": 2, "sp": True},
     "tp2": {"tp": 2},
     "pp2": {"pp": 2},
-    "dp2 zero1": {"dp": 2, "zero": 1},
+    "dp2": {"dp": 2},
     "one": {},
 }
 _SCHEDULES: dict[str, dict[str, Any]] = {
@@ -87,6 +86,7 @@ OPTIONS: dict[str, tuple[Value, ...]] = {
     "scales": ("default", "other"),
     "wide_heads": (False, True),
     "token_types": (0, 2),
+    "zero": (0, 1),
 }
 
 
@@ -123,6 +123,7 @@ RULES = (
             or (architecture == "encoder_decoder" and _num_stages(mesh) > 1 and not _has_chunks(schedule))
         ),
     ),
+    Rule("states are dealt over replicas", ("mesh", "zero"), lambda mesh, zero: not zero or "dp" in str(mesh)),
     Rule("without stages nothing is cut", ("mesh", "cut"), lambda mesh, cut: cut == "even" or _num_stages(mesh) > 1),
     Rule(
         "a mixed stage needs more blocks than stages",
@@ -185,6 +186,7 @@ def case(choice: Mapping[str, Value]) -> Case:
     config = _config(choice)
     layout = Layout(
         **layout_fields,
+        zero=int(choice["zero"]),
         microbatches=int(choice["microbatches"]),
         **schedule_fields,
         cut=_cut(str(choice["cut"]), config, layout_fields.get("pp", 1) * schedule_fields.get("chunks", 1)),
