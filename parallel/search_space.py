@@ -8,7 +8,7 @@ node. What cannot matter is left at its default, so that no layout is tried twic
 and cut, a model without memory gathers and sends none, and ships keys and values with one stage a rank alone. Any
 field of a layout can be given; then only its value is tried. Left out: context parallelism, explicit cuts, schedules
 `list` and inputs kept whole (`saved_input`), which cost too much to be tried everywhere (`parallel/search.py` makes
-some), and who runs what: ZeRO needs the engine `deepspeed`.
+some), and who runs what: ZeRO 2 and 3 need another engine than the native one.
 """
 
 import dataclasses

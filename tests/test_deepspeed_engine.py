@@ -190,13 +190,13 @@ def test_layers_chained_are_the_model_and_what_they_pass_on_has_a_gradient(
     assert torch.equal(states, expected)
 
 
-def test_deepspeed_writes_nothing_and_compiles_nothing(two_ranks: Ranks) -> None:
-    for layout in (Layout(dp=2, zero=1), Layout(pp=2, microbatches=2), Layout(cp=2), Layout(tp=2)):
-        assert two_ranks.run(noise, engine_case("deepspeed", "encoder_decoder", layout)) == [("", False)] * 2
+def test_deepspeed_writes_nothing_compiles_nothing_and_replaces_nothing(two_ranks: Ranks) -> None:
+    for layout in (Layout(dp=2, zero=3), Layout(pp=2, microbatches=2), Layout(cp=2), Layout(tp=2)):
+        assert two_ranks.run(noise, engine_case("deepspeed", "encoder_decoder", layout)) == [("", False, True)] * 2
 
 
-def noise(worker: Worker, case: Case) -> tuple[str, bool]:
-    """What making an engine and a step write to the two streams, and whether an operator of DeepSpeed's own is used."""
+def noise(worker: Worker, case: Case) -> tuple[str, bool, bool]:
+    """What a step writes, whether an operator of DeepSpeed's own is used, and that torch keeps its product."""
     saved = [os.dup(stream) for stream in (1, 2)]
     with tempfile.TemporaryFile("w+") as file:
         for stream in (1, 2):
@@ -210,7 +210,8 @@ def noise(worker: Worker, case: Case) -> tuple[str, bool]:
         file.seek(0)
         from deepspeed.comm import comm  # noqa: PLC0415 - on ranks only
 
-        return file.read(), comm.cdb.shm_comm_op is not None
+        is_own = torch.nn.functional.linear is torch._C._nn.linear
+        return file.read(), comm.cdb.shm_comm_op is not None, is_own
 
 
 # ---- what a rank holds --------------------------------------------------------------------------------------------

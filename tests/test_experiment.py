@@ -270,8 +270,8 @@ def test_a_digest_tells_batches_apart(tmp_path: Path) -> None:
 
 
 def test_what_the_engine_does_not_run_becomes_a_cell_with_a_reason() -> None:
-    refused = resolve(changed(layouts=[{"dp": 2, "zero": 1}])).cells
-    assert all("zero = 1" in cell.refusal for cell in refused)
+    refused = resolve(changed(layouts=[{"dp": 2, "zero": 2}])).cells
+    assert all("zero = 2" in cell.refusal for cell in refused)
 
 
 def test_every_engine_runs_every_cell_next_to_the_others() -> None:
@@ -287,14 +287,16 @@ def test_every_engine_runs_every_cell_next_to_the_others() -> None:
 
 
 def test_an_engine_that_cannot_refuses_its_own_cell_only_even_where_what_is_illegal_is_skipped() -> None:
-    layouts = [{"dp": 2, "zero": [0, 1], "models": ["pair"], "illegal": "skip"}, {}]
+    layouts = [{"dp": 2, "zero": [0, 2], "models": ["pair"], "illegal": "skip"}, {}]
     refusals = {
         (cell.engine, cell.layout.zero): cell.refusal
         for cell in resolve(changed(engine=["native", "torch"], layouts=layouts)).cells
         if cell.layout.dp == 2
     }
-    assert refusals.pop(("native", 1)) == "the native engine keeps optimizer states whole: zero = 1; use zero = 0"
-    assert refusals == {("native", 0): "", ("torch", 0): "", ("torch", 1): ""}
+    assert refusals.pop(("native", 2)) == (
+        "the native engine deals optimizer states, nothing else: zero = 2; use zero <= 1"
+    )
+    assert refusals == {("native", 0): "", ("torch", 0): "", ("torch", 2): ""}
 
 
 def test_an_engine_that_is_not_installed_refuses_its_cells_and_the_others_go_on(

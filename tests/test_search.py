@@ -158,10 +158,7 @@ def test_what_products_keep_is_told_apart() -> None:
 
 def test_keys_and_values_are_tried_with_one_stage_a_rank() -> None:
     ways = {(layout.num_stages > 2, layout.chunks, layout.transport) for layout in every_layout(question(PAIR))}
-    assert (True, 1, "kv") in ways
-    assert (False, 1, "kv") in ways
-    assert not [way for way in ways if way[1] > 1 and way[2] == "kv"]
-    # Whoever asks for them gets a pipeline whose first ranks make them, or one rank that needs none.
+    assert {way[:2] for way in ways if way[2] == "kv"} == {(False, 1), (True, 1)}
     fixed = {"pp": 4, "zero": 0, "recompute": "full", "transport": "kv"}
     found = search(question(PAIR, fixed=fixed), num_listed=0).found[BEST]
     assert (found.layout.transport, found.layout.chunks) == ("kv", 1)

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.architectures import build
@@ -220,9 +221,12 @@ class DeepspeedEngine(ForeignEngine):
         self._grid, mpu = self._ranks(module)
         with admitting_double(is_zero=is_zero) if is_double else contextlib.nullcontext():
             take_over(self._grid)
+            linear = F.linear
             engine, *_ = deepspeed.initialize(
                 model=module, model_parameters=list(module.parameters()), config=config, mpu=mpu
             )
+            # ZeRO 3 puts its own in its place, for whoever else computes in this process; no layer here looks it up.
+            F.linear = linear
         if is_double:
             keep_double(engine, is_zero=is_zero)
         return engine
