@@ -13,6 +13,7 @@ gradients for later, is refused; `full` runs the compiled block twice. Left out:
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -34,6 +35,8 @@ _OPTIONS: Final[dict[str, Any]] = {"dynamic": False, "recompile_limit": MOST_VAR
 
 def not_compiled(layout: Layout) -> str | None:
     """Why the blocks of a layout are not compiled, as one line; None when they can be."""
+    if "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
+        return f"blocks are compiled by torch 2.13 or later, and this is {torch.__version__}"
     if layout.schedule not in ("gpipe", "1f1b", "interleaved"):
         return (
             f"compiled blocks do not leave weight gradients for later, as schedule {layout.schedule!r} may ask: "

@@ -150,3 +150,10 @@ def test_what_cannot_be_compiled_is_refused(layout: Layout, message: str) -> Non
 def test_only_the_native_engine_compiles_blocks() -> None:
     told = unsupported("torch", small_config("decoder_only"), Layout(tp=2), compiled=True)
     assert told == "the torch engine does not compile blocks: use engine = 'native'"
+
+
+def test_an_older_torch_compiles_no_blocks() -> None:
+    config = small_config("decoder_only")
+    with mock.patch.object(torch, "compile", lambda model: model):
+        told = unsupported("native", config, Layout(), compiled=True)
+    assert told == f"blocks are compiled by torch 2.13 or later, and this is {torch.__version__}"
