@@ -147,7 +147,7 @@ def held_and_predicted(
     ]
 
 
-@pytest.mark.parametrize("layout", [TP, PP, DP], ids=lambda layout: layout.label)
+@pytest.mark.parametrize("layout", [TP, PP, DP, DP.replace(zero=1)], ids=lambda layout: layout.label)
 def test_states_are_what_accounting_says(layout: Layout, two_ranks: Ranks) -> None:
     for held, predicted in held_and_predicted("native", layout, two_ranks):
         assert held == predicted
