@@ -227,10 +227,8 @@ def _resolved(cell: Cell, profiles: ProfileFiles | None) -> Cell:
 
 def _run_by(engine: EngineName, partition: str, compiled: bool, cell: Cell) -> Cell:
     """The cell as an engine runs it, or refuses it."""
-    reason = unsupported(engine, cell.model, cell.layout, partition, compiled=compiled)
-    return dataclasses.replace(
-        cell, engine=engine, engine_partition=partition, compiled=compiled, refusal=cell.refusal or reason or ""
-    )
+    refusal = cell.refusal or unsupported(engine, cell.model, cell.layout, partition, compiled=compiled) or ""
+    return dataclasses.replace(cell, engine=engine, engine_partition=partition, compiled=compiled, refusal=refusal)
 
 
 def _forbidden(cell: Cell) -> str:

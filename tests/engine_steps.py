@@ -17,6 +17,16 @@ from tests.rank import Worker
 from tests.small_models import small_config
 
 CPU = torch.device("cpu")
+RELATIVE: dict[str, object] = {"positions": "relative", "head_bias": True, "head_transform": True}
+TIED: dict[str, object] = {
+    "positions": "rope",
+    "activation": "swiglu",
+    "head_scale": True,
+    "embedding_scale": True,
+    "head_bias": True,
+}
+POST_NORM: dict[str, object] = {"norm_position": "post", "num_token_types": 2, "embedding_norm": True}
+"""Fields of models that engines are tried on."""
 
 
 def engine_case(
@@ -40,6 +50,13 @@ def engine_case(
         source_length=source_length,
         target_length=target_length,
     )
+
+
+def tying(architecture: Architecture, changes: dict[str, object]) -> dict[str, object]:
+    """`TIED` with as much tied as an architecture has; other changes as they are."""
+    if changes is not TIED:
+        return changes
+    return changes | {"tying": "all" if architecture == "encoder_decoder" else "head"}
 
 
 def engine_of(

@@ -21,7 +21,7 @@ from parallel.engines.listed_layers import Current, Parts
 from parallel.layouts import Layout
 from parallel.plans import plan
 from parallel.sequence import deal
-from tests.engine_steps import CPU, engine_case, engine_of, proved, trained
+from tests.engine_steps import CPU, POST_NORM, RELATIVE, TIED, engine_case, engine_of, proved, trained, tying
 from tests.rank import Worker
 from tests.small_models import ARCHITECTURES, small_config, small_model
 from tests.spawn import Ranks
@@ -31,9 +31,6 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed: pip install 'twinshard[engines]'"
 )
 
-RELATIVE = {"positions": "relative", "head_bias": True, "head_transform": True}
-TIED = {"positions": "rope", "activation": "swiglu", "head_scale": True, "embedding_scale": True, "head_bias": True}
-POST_NORM = {"norm_position": "post", "num_token_types": 2, "embedding_norm": True}
 CASES = [
     (Layout(dp=2, microbatches=3), RELATIVE),
     (Layout(dp=2, zero=1, microbatches=2), TIED),
@@ -44,12 +41,6 @@ CASES = [
     (Layout(pp=2, microbatches=1, cut=(1,), recompute="full"), POST_NORM),
 ]
 """Ten sequences in 3 and in 4 microbatches leave a ragged last one."""
-
-
-def tying(architecture: Architecture, changes: dict[str, object]) -> dict[str, object]:
-    if changes is not TIED:
-        return changes
-    return changes | {"tying": "all" if architecture == "encoder_decoder" else "head"}
 
 
 @pytest.mark.parametrize(("layout", "changes"), CASES, ids=[layout.label.replace(" ", "-") for layout, _ in CASES])

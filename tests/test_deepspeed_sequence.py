@@ -13,7 +13,7 @@ from parallel.engines.engine import unsupported
 from parallel.layouts import Layout
 from parallel.recorder import Recorder
 from parallel.sequence import deal
-from tests.engine_steps import engine_case, engine_of, proved
+from tests.engine_steps import RELATIVE, engine_case, engine_of, proved
 from tests.rank import Worker
 from tests.small_models import small_config
 from tests.spawn import Ranks
@@ -23,7 +23,6 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed: pip install 'twinshard[engines]'"
 )
 
-RELATIVE = {"positions": "relative", "head_bias": True, "head_transform": True}
 ROPE = {"positions": "rope", "activation": "swiglu", "head_scale": True, "embedding_scale": True, "norm": "rmsnorm"}
 LEARNED = {
     "positions": "learned",

@@ -15,7 +15,7 @@ from parallel.layouts import Layout
 from parallel.plans import plan
 from parallel.recorder import Recorder
 from parallel.sequence import deal
-from tests.engine_steps import CPU, engine_case, engine_of, proved
+from tests.engine_steps import CPU, RELATIVE, engine_case, engine_of, proved
 from tests.rank import Worker
 from tests.small_models import small_config
 from tests.spawn import Ranks
@@ -25,7 +25,6 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed: pip install 'twinshard[engines]'"
 )
 
-RELATIVE = {"positions": "relative", "head_bias": True, "head_transform": True}
 ROPE = {"positions": "rope", "activation": "swiglu", "head_scale": True, "embedding_scale": True, "num_kv_heads": 4}
 POST_NORM = {"norm_position": "post", "num_token_types": 2, "embedding_norm": True, "qkv_bias": False}
 ONE_BLOCK = {**ROPE, "num_decoder_blocks": 1}

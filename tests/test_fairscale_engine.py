@@ -11,7 +11,7 @@ from models.config import Architecture
 from parallel.engines.engine import Engine, unsupported
 from parallel.layouts import Layout
 from parallel.sequence import deal
-from tests.engine_steps import engine_case, engine_of, proved, trained
+from tests.engine_steps import POST_NORM, RELATIVE, engine_case, engine_of, proved, trained
 from tests.rank import Worker
 from tests.small_models import ARCHITECTURES, small_config
 from tests.spawn import Ranks
@@ -21,9 +21,7 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("fairscale") is None, reason="needs fairscale: pip install 'twinshard[engines]'"
 )
 
-RELATIVE = {"positions": "relative", "head_bias": True, "head_transform": True}
 TIED = {"positions": "rope", "activation": "swiglu", "head_scale": True, "embedding_scale": True}
-POST_NORM = {"norm_position": "post", "num_token_types": 2, "embedding_norm": True}
 
 
 CASES = [

@@ -21,7 +21,7 @@ from parallel.layouts import Layout
 from parallel.plans import plan
 from parallel.recorder import Recorder
 from results.schema import RankFacts
-from tests.engine_steps import CPU, engine_case, engine_of, proved, trained
+from tests.engine_steps import CPU, POST_NORM, RELATIVE, TIED, engine_case, engine_of, proved, trained, tying
 from tests.rank import Worker
 from tests.small_cells import cells
 from tests.small_models import ARCHITECTURES, SOURCE_LENGTH, TARGET_LENGTH, small_batch, small_config
@@ -32,9 +32,6 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("fairscale") is None, reason="needs fairscale: pip install 'twinshard[engines]'"
 )
 
-RELATIVE = {"positions": "relative", "head_bias": True, "head_transform": True}
-TIED = {"positions": "rope", "activation": "swiglu", "head_scale": True, "embedding_scale": True, "head_bias": True}
-POST_NORM = {"norm_position": "post", "num_token_types": 2, "embedding_norm": True}
 PIPE = Layout(pp=2, microbatches=4, schedule="gpipe")
 CASES = [
     (PIPE, TIED),
@@ -42,12 +39,6 @@ CASES = [
     (PIPE.replace(microbatches=1, recompute="selective"), RELATIVE),
 ]
 """Ten sequences in 3 and in 4 microbatches leave a ragged last one."""
-
-
-def tying(architecture: Architecture, changes: dict[str, object]) -> dict[str, object]:
-    if changes is not TIED:
-        return changes
-    return changes | {"tying": "all" if architecture == "encoder_decoder" else "head"}
 
 
 @pytest.mark.parametrize(("layout", "changes"), CASES, ids=[layout.label.replace(" ", "-") for layout, _ in CASES])
