@@ -9,9 +9,9 @@ the best other engine is the one with the least of it, so that a ratio below 1 b
     startup            seconds of the slowest rank until it can step                        one sample: no interval
 
 Compiled blocks are held against the same engine without: their ratio is what compiling changes. A control is the same
-again: it is held against its first run, and its ratio is the noise of the machine. What
-did not end well is a row with its status and reason. Times of busy threads leave out what is waited for. Left out:
-what a ratio means (`results/claims`), and running (`launch/bench.py`).
+again: it is held against its first run, and its ratio is the noise of the machine. What did not end well is a row with
+its status and reason. Times of busy threads leave out what is waited for. Left out: what a ratio means
+(`results/claims`), and running (`launch/bench.py`).
 """
 
 import dataclasses

@@ -104,6 +104,7 @@ class Ranks:
         try:
             yield
         except BaseException:
+            # Whatever ends a call, an interrupt from the keyboard too: ranks never stay behind.
             self.stop()
             raise
 
