@@ -9,29 +9,27 @@ Groups are named: the axes `dp pp cp tp`, `model` (pp x cp x tp, all that hold o
 from one pipeline rank to another in one direction. A channel is first in, first out, and no channel waits for another:
 each has a group of its own, which on NCCL is a stream of its own. Control messages (`gather_objects`,
 `collect_objects`, `barrier`) are no events: they never happen inside a step.
+
+Verbs call the process group itself: `torch.distributed`'s functions check and log each call in Python, which takes as
+long as a small message.
 """
 
 import dataclasses
 import datetime
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, ReduceScatterOptions
 
 from parallel.ledger import Event, Ledger, Operation, Phase
 from parallel.mesh import AXES, Axis, Coordinate, Mesh
 from parallel.plan import Plan
 from parallel.schedule import Direction
 from parallel.transfers import channels
-
-# torch 2.13 renamed the two; older releases know only the first name of each pair.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-Reduction = Literal["sum", "max"]
-_REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 Group = Any
 """torch.distributed.ProcessGroup; typed loosely because builds without distributed lack the class."""
@@ -128,6 +126,8 @@ class Comm:
         self.phase: Phase = "forward"
         self._groups = dict(groups)
         self._maker = maker
+        # On NCCL messages that are not one batch would wait for each other.
+        self._coalesces = dist.is_initialized() and dist.get_backend() == "nccl"
 
     @classmethod
     def create(cls, *, plan: Plan, rank: int, groups: Groups, device: torch.device) -> "Comm":
@@ -175,16 +175,12 @@ class Comm:
 
     # ---- collectives ------------------------------------------------------------------------------------------
 
-    def all_reduce(
-        self, tensor: Tensor, axis: str, *, site: Site, phase: Phase, reduction: Reduction = "sum"
-    ) -> Pending:
-        """Reduces `tensor` in place over the group."""
+    def all_reduce(self, tensor: Tensor, axis: str, *, site: Site, phase: Phase) -> Pending:
+        """Sums `tensor` in place over the group."""
         if self.size(axis) == 1:
             return _DONE
         self._write("all_reduce", axis, tensor, site, phase)
-        return self._pending(
-            dist.all_reduce(tensor, op=_REDUCTIONS[reduction], group=self._groups[axis].group, async_op=True)
-        )
+        return self._pending(self._groups[axis].group.allreduce([tensor], _asynchronous(AllreduceOptions)))
 
     def all_gather(
         self, shard: Tensor, axis: str, *, site: Site, phase: Phase, into: Tensor | None = None
@@ -197,8 +193,8 @@ class Comm:
             return shard, _DONE
         whole = shard.new_empty((self.size(axis) * shard.shape[0], *shard.shape[1:])) if into is None else into
         self._write("all_gather", axis, whole, site, phase)
-        work = _all_gather(whole, shard.contiguous(), group=self._groups[axis].group, async_op=True)
-        return whole, self._pending(work)
+        group, options = self._groups[axis].group, _asynchronous(AllgatherOptions)
+        return whole, self._pending(group._allgather_base(whole, shard.contiguous(), options))  # noqa: SLF001
 
     def reduce_scatter(self, whole: Tensor, axis: str, *, site: Site, phase: Phase) -> tuple[Tensor, Pending]:
         """Sums `whole` over the group and keeps this rank's equal slice of dim 0."""
@@ -208,28 +204,33 @@ class Comm:
         assert whole.shape[0] % size == 0, f"{site.name}: length {whole.shape[0]} over {size} ranks"
         shard = whole.new_empty((whole.shape[0] // size, *whole.shape[1:]))
         self._write("reduce_scatter", axis, whole, site, phase)
-        work = _reduce_scatter(shard, whole.contiguous(), group=self._groups[axis].group, async_op=True)
-        return shard, self._pending(work)
+        group, options = self._groups[axis].group, _asynchronous(ReduceScatterOptions)
+        return shard, self._pending(group._reduce_scatter_base(shard, whole.contiguous(), options))  # noqa: SLF001
 
     # ---- point to point ---------------------------------------------------------------------------------------
 
     def send(self, messages: Sequence[Message], peer: int, *, direction: Direction) -> list[Pending]:
         """Sends tensors to the rank at a pipeline coordinate as one batch; one `Pending` a message, in order."""
         name = _channel_name(self.coordinate.pp, peer, direction)
-        return self._exchange("send", dist.isend, messages, name, direction)
+        return self._exchange("send", messages, name, direction)
 
     def receive(self, messages: Sequence[Message], peer: int, *, direction: Direction) -> list[Pending]:
         """Posts buffers for what the rank at a pipeline coordinate sends, in the order in which it does."""
         name = _channel_name(peer, self.coordinate.pp, direction)
-        return self._exchange("receive", dist.irecv, messages, name, direction)
+        return self._exchange("receive", messages, name, direction)
 
     def _exchange(
-        self, operation: Operation, verb: Any, messages: Sequence[Message], name: str, direction: Direction
+        self, operation: Operation, messages: Sequence[Message], name: str, direction: Direction
     ) -> list[Pending]:
         channel = self._groups[name]
-        (other,) = (rank for rank in channel.ranks if rank != self.rank)
         for message in messages:
             self._write(operation, "pp", message.tensor, message.site, direction)
+        if not self._coalesces:
+            other = 1 - channel.ranks.index(self.rank)
+            verb = channel.group.send if operation == "send" else channel.group.recv
+            return [self._pending(verb([message.tensor], other, 0)) for message in messages]
+        (other,) = (rank for rank in channel.ranks if rank != self.rank)
+        verb = dist.isend if operation == "send" else dist.irecv
         works = dist.batch_isend_irecv([dist.P2POp(verb, m.tensor, other, group=channel.group) for m in messages])
         if len(works) == len(messages):
             return list(works)
@@ -276,6 +277,14 @@ class Comm:
     def _pending(work: Pending | None) -> Pending:
         assert work is not None, "this rank is not in the group"
         return work
+
+
+@functools.cache
+def _asynchronous(options: Any) -> Any:
+    """Options of a collective whose end is waited for elsewhere."""
+    made = options()
+    made.asyncOp = True
+    return made
 
 
 def _channel_name(source: int, target: int, direction: Direction) -> str:

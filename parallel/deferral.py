@@ -1,19 +1,24 @@
-"""How a backward is split: the gradients of inputs now, those of the weights of products later.
+"""When is the gradient of a weight computed? Not before somebody has nothing better to do.
 
     y = x W^T + b       input    dx = dy W                              asked for by the stage before, at once
                         weight   W.grad += dy^T x    b.grad += sum dy   asked for by nobody until the step ends
 
-While a `Deferral` collects, a product's backward gives the first and leaves the second as a job; `run` does the jobs of
-one stage and microbatch. Only products are split, their weights are nearly all of the work: norms, tables and
-embeddings get their gradients at once. Between the two halves x and dy are kept.
+    collected   while a `Deferral` collects, a product's backward gives the first and leaves the second as a job; `run`
+                does the jobs of one stage and microbatch (Qi et al. 2023, arXiv 2401.10241, section 2)
+    behind      a product before which no message leaves leaves its job to the next one before which one does:
+                `catch_up` does them while that message is on its way
+    at once     otherwise
 
-Source: Qi et al. 2023 (arXiv 2401.10241), section 2. Left out: when each half runs (`parallel/schedule.py`).
+Only products are split, their weights are nearly all of the work: norms, tables and embeddings get their gradients at
+once. Between the two halves x and dy are kept. Gradients are written to where they are added up: those that `begin`
+names are overwritten by the first of a step, so that nobody need zero them. Left out: when each half runs
+(`parallel/schedule.py`).
 """
 
 import contextlib
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import torch
@@ -48,7 +53,9 @@ class Deferral:
     def __init__(self) -> None:
         self.count_nothing()
         self._jobs: dict[Key, list[_Job]] = defaultdict(list)
+        self._behind: list[_Job] = []
         self._now: Key | None = None
+        self._unwritten: dict[int, Tensor] = {}
 
     def count_nothing(self) -> None:
         """Tensors are kept as they are."""
@@ -66,6 +73,18 @@ class Deferral:
             yield
         finally:
             self._now = None
+
+    def begin(self, weights: Iterable[Tensor]) -> None:
+        """A step begins: what stands in the `grad` of these weights, which only products have, is worth nothing."""
+        self._unwritten = {id(weight): weight for weight in weights}
+
+    def finish(self) -> None:
+        """The last backward has run: gradients that no product has written are zero."""
+        assert not self._jobs, f"weight gradients of {sorted(self._jobs)} were never computed"
+        assert not self._behind, "weight gradients wait for a message that never came"
+        for weight in self._unwritten.values():
+            _gradient(weight).zero_()
+        self._unwritten = {}
 
     def add(
         self, x: Tensor, gradient: Tensor, weight: Tensor, bias: Tensor | None, gather: Gather | None = None
@@ -87,46 +106,68 @@ class Deferral:
         with torch.no_grad():
             for job in self._jobs.pop((stage, microbatch), []):
                 x, gradient = self.unpack(job.x), self.unpack(job.gradient)
-                add_weight_gradient(x if job.gather is None else job.gather(x), gradient, job.weight, job.bias)
+                self.write(x if job.gather is None else job.gather(x), gradient, job.weight, job.bias)
+
+    def leave_behind(self, x: Tensor, gradient: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        """Leaves a job, as in `add`, until a message of the same backward is on its way."""
+        self._behind.append(_Job(x, gradient, weight, bias, None))
+
+    def catch_up(self) -> None:
+        """A message is on its way: does what was left behind."""
+        for job in self._behind:
+            self.write(job.x, job.gradient, job.weight, job.bias)
+        self._behind.clear()
+
+    def write(self, x: Tensor, gradient: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        """Adds to the `grad` of a product's weight, or writes its first, and bias: x [..., D], gradient [..., U]."""
+        flat = gradient.reshape(-1, gradient.shape[-1])
+        beta = 0 if self._unwritten.pop(id(weight), None) is not None else 1
+        _gradient(weight).addmm_(flat.t(), x.reshape(-1, x.shape[-1]), beta=beta)
+        if bias is not None:
+            _gradient(bias).add_(flat.sum(0))
 
 
-def add_weight_gradient(x: Tensor, gradient: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Adds to the `grad` of a product's weight and bias: x [..., D], gradient [..., U]."""
-    flat = gradient.reshape(-1, gradient.shape[-1])
-    assert weight.grad is not None, "gradients have no buffer"
-    weight.grad.addmm_(flat.t(), x.reshape(-1, x.shape[-1]))
-    if bias is not None:
-        assert bias.grad is not None, "gradients have no buffer"
-        bias.grad.add_(flat.sum(0))
+def _gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None, "gradients have no buffer"
+    return parameter.grad
 
 
 class _Product(torch.autograd.Function):
     """x [..., D], weight [U, D], bias [U] -> [..., U]."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, deferral: Deferral) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, deferral: Deferral, is_behind: bool
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
         # Not a saved tensor: its `grad` is needed, and what is saved comes back as another object.
-        ctx.parameters, ctx.deferral = (weight, bias), deferral
+        ctx.parameters, ctx.deferral, ctx.is_behind = (weight, bias), deferral, is_behind
         return F.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         (gradient,) = gradients
         x, weight = ctx.saved_tensors
         gradient_x = gradient.matmul(weight) if ctx.needs_input_grad[0] else None
         if ctx.deferral.is_collecting:
             ctx.deferral.add(x, gradient, *ctx.parameters)
+        elif ctx.is_behind:
+            ctx.deferral.leave_behind(x, gradient, *ctx.parameters)
         else:
-            add_weight_gradient(x, gradient, *ctx.parameters)
-        return gradient_x, None, None, None
+            ctx.deferral.write(x, gradient, *ctx.parameters)
+        return gradient_x, None, None, None, None
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None, deferral: Deferral | None) -> Tensor:
-    """Computes x weight^T + bias; with a `Deferral` the backward may be split, and adds to `grad` itself."""
+def product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, deferral: Deferral | None, *, is_behind: bool = False
+) -> Tensor:
+    """Computes x weight^T + bias; with a `Deferral` the backward adds to `grad` itself, when that says so.
+
+    With `is_behind` the weight's gradient may wait for the next message of the same backward.
+    """
     if deferral is None:
         return F.linear(x, weight, bias)
-    out: Tensor = _Product.apply(x, weight, bias, deferral)  # type: ignore[no-untyped-call]
+    out: Tensor = _Product.apply(x, weight, bias, deferral, is_behind)  # type: ignore[no-untyped-call]
     return out
 
 

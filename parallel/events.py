@@ -11,7 +11,7 @@ tp:
     token embedding                   the same as rowwise
     memory, once where it enters      - / all-gather M        all-reduce M / reduce-scatter M
     head                              the same as colwise
-    loss                              all-reduce of L b largest logits, all-reduce of 2 L b sums
+    loss                              all-gather of 2 L b numbers a rank
 
 Full recomputation repeats the forward events of blocks in the phase `recompute`. Edges between pipeline ranks carry
 what `parallel/edges.py` says: a send on one side, a receive on the other. After the last backward, once a step whatever
@@ -73,8 +73,8 @@ def _microbatch_events(share: Share, shape: StepShape, size: int, entries: list[
         times = num_readers if entry.style == "memory_entry" else 1
         positions = padded_length(share.plan, shape, entry.stream) * size
         if entry.style == "vocabulary_loss":
-            yield _in_model(share, entry, "all_reduce", positions * shape.accumulated_bytes, "forward")
-            yield _in_model(share, entry, "all_reduce", 2 * positions * shape.accumulated_bytes, "forward")
+            gathered_bytes = share.layout.tp * 2 * positions * shape.accumulated_bytes
+            yield _in_model(share, entry, "all_gather", gathered_bytes, "forward")
             continue
         is_again = share.layout.recompute == "full" and share.runs(entry.module)
         for operation, phase in _entry_operations(entry, is_again=is_again):

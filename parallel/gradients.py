@@ -10,35 +10,58 @@ step these are summed, each over the ranks whose parts add up:
 
 One all-reduce each (one a shared parameter for `tied`), once a step whatever the number of microbatches. Under ZeRO 1
 the last one is a reduce-scatter, after which a rank has the sums of its own slice of the buffer and partial ones beside
-it; the buffer is padded to slices of equal length. The sums are linear, so their order does not matter. The loss is
-divided by the step's tokens before the backward: nothing is averaged here. The norm counts every parameter once: of
-copies, only the first counts. Left out: clipping.
+it; the buffer is padded to slices of equal length. Gradients that products write stand behind all others and are not
+zeroed: the first of a step overwrites them (`parallel/deferral.py`). The sums are linear, so their order does not
+matter. The loss is divided by the step's tokens before the backward: nothing is averaged here. The norm counts every
+parameter once: of copies, only the first counts. Left out: clipping.
 """
 
 import dataclasses
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
 
-from parallel.comm import Comm, Site
+from parallel.comm import Comm, Pending, Site
+from parallel.deferral import Deferral
 from parallel.plan import Plan
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Norm:
+    """A global norm that is being summed up."""
+
+    square: Tensor
+    pending: Pending
+
+    def wait(self) -> float:
+        """The norm, when every rank's share has come."""
+        self.pending.wait()
+        return self.square.sqrt().item()
 
 
 class Gradients:
     """The gradients of one rank's stages.
 
     Attributes:
-        flat: all gradients, those to sum over the sequence first, and padding.
+        flat: all gradients, those to sum over the sequence first, those that products write last, and padding.
         num_elements: without the padding.
         own: the slice of `flat` that this rank updates; all of it without ZeRO.
         views: gradient of each parameter, a view of `flat`, by its local name.
         counted: what this rank counts towards the norm; all ranks of a replica together count every number once.
     """
 
-    def __init__(self, model: nn.Module, plan: Plan, comm: Comm) -> None:
-        self._plan, self._comm = plan, comm
+    def __init__(
+        self, model: nn.Module, plan: Plan, comm: Comm, deferral: Deferral, in_products: Collection[nn.Parameter]
+    ) -> None:
+        self._plan, self._comm, self._deferral = plan, comm, deferral
         parameters = dict(model.named_parameters())
-        names = sorted(parameters, key=lambda name: not plan.sums_over_sequence(name))
+        in_sequence = [name for name in parameters if plan.sums_over_sequence(name)]
+        ids = {id(parameter) for parameter in in_products}
+        written = [name for name, one in parameters.items() if id(one) in ids and name not in in_sequence]
+        added = [name for name in parameters if name not in in_sequence and name not in written]
+        names = [*in_sequence, *added, *written]
+        self._written = [parameters[name] for name in written]
         first = next(iter(parameters.values()))
         self.num_elements = sum(p.numel() for p in parameters.values())
         self._num_slices = plan.layout.dp if plan.layout.zero else 1
@@ -52,8 +75,8 @@ class Gradients:
             view = self.flat[offset : offset + parameter.numel()].view(parameter.shape)
             parameter.grad = self.views[name] = view
             offset += parameter.numel()
-        in_sequence = [name for name in names if plan.sums_over_sequence(name)]
         self._sequence = self.flat[: sum(parameters[name].numel() for name in in_sequence)]
+        self._added = self.flat[: sum(parameters[name].numel() for name in (*in_sequence, *added))]
         self._replicated = [rows for name in names if (rows := self._replicated_rows(name)) is not None]
         parts = (self._own_part(part) for name in names for part in self._counted(name))
         self.counted = [part for part in parts if part.numel()]
@@ -64,10 +87,12 @@ class Gradients:
 
     def zero(self) -> None:
         """Forgets the last step."""
-        self.flat.zero_()
+        self._added.zero_()
+        self._deferral.begin(self._written)
 
     def synchronise(self) -> None:
         """Turns partial gradients into whole ones; the result stands in `views` and in every parameter's `grad`."""
+        self._deferral.finish()
         if self._sequence.numel():
             self._all_reduce(self._sequence, "tp", "gradient.sequence")
         if self._comm.size("kv_replica") > 1 and self._replicated:
@@ -97,15 +122,17 @@ class Gradients:
             if dataclasses.replace(other, dp=mine.dp) == mine:
                 self.flat.chunk(self._num_slices)[other.dp].copy_(own)
 
-    def norm(self) -> float:
-        """Global norm over the model: each parameter counted once. One scalar is reduced."""
+    def start_norm(self) -> Norm:
+        """Begins to sum up the global norm over the model: each parameter counted once. One scalar is reduced."""
         dtype = torch.promote_types(self.flat.dtype, torch.float32)
         norms = [torch.linalg.vector_norm(part, dtype=dtype) for part in self.counted]
         square = torch.stack(norms).square().sum() if norms else self.flat.new_zeros((), dtype=dtype)
-        self._all_reduce(square, "model", "gradient.norm")
+        site = Site(name="gradient.norm")
+        pending = self._comm.all_reduce(square, "model", site=site, phase="step")
         if self._num_slices > 1:
-            self._all_reduce(square, "dp", "gradient.norm")
-        return square.sqrt().item()
+            pending.wait()
+            pending = self._comm.all_reduce(square, "dp", site=site, phase="step")
+        return Norm(square, pending)
 
     def _counted(self, name: str) -> list[Tensor]:
         """The parts of a gradient that this rank counts; copies elsewhere count the others."""

@@ -7,6 +7,7 @@ plan's entries say all. With degree 1 everywhere no module is changed.
 """
 
 import functools
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -77,13 +78,19 @@ def choose_attention(model: nn.Module, plan: Plan) -> None:
             module.use(kernel)
 
 
-def split_backward(model: nn.Module, deferral: Deferral) -> None:
-    """Makes every product leave its weights' gradients to `deferral` while that collects."""
+def split_backward(model: nn.Module, deferral: Deferral) -> list[nn.Parameter]:
+    """Makes `deferral` say when products compute their weights' gradients; returns the weights that only one has."""
+    weights: list[nn.Parameter] = []
     for module in model.modules():
         if isinstance(module, ColumnLinear | RowLinear | VocabularyHead):
             module.deferral = deferral
+            weights.append(module.weight)
         elif isinstance(module, FusedLinear | Linear | Head):
             module.product = functools.partial(product, deferral=deferral)
+            assert isinstance(module.weight, nn.Parameter)
+            weights.append(module.weight)
+    num_owners = Counter(id(parameter) for _, _, _, parameter in _parameters(model))
+    return [weight for weight in weights if num_owners[id(weight)] == 1]
 
 
 def materialise(

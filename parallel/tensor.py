@@ -6,8 +6,9 @@
 A column-parallel product is one autograd function, so that a collective of the backward runs behind the matrix product
 that does not need it: the input's gradient is on its way while the weight's is computed, and under sequence parallelism
 the saved shard of the input, 1/t of it, is gathered again behind the input gradient's product (arXiv 2205.05198,
-section 4.2.2), unless the plan has the gathered input kept (`gather_once`). Modules with a `deferral` split their
-backward (`parallel/deferral.py`). Left out: embedding, head and loss (`parallel/vocabulary.py`).
+section 4.2.2), unless the plan has the gathered input kept (`gather_once`). A `deferral` says when weights' gradients
+are computed (`parallel/deferral.py`): those of row-parallel products behind the same messages. Left out: embedding,
+head and loss (`parallel/vocabulary.py`).
 """
 
 from typing import Any
@@ -72,6 +73,9 @@ class _ColumnProduct(torch.autograd.Function):
         if is_deferred:
             gather = _gather(comm, site) if entering == "gather" else None
             ctx.deferral.add(x, gradient, *ctx.parameters, gather)
+        elif ctx.deferral is not None:
+            ctx.deferral.catch_up()
+            ctx.deferral.write(x, gradient, *ctx.parameters)
         else:
             flat = gradient.reshape(-1, gradient.shape[-1])
             gradient_weight = flat.t().matmul(x.reshape(-1, x.shape[-1]))
@@ -158,7 +162,9 @@ class RowLinear(nn.Module):
 
     def forward(self, x_LBU: Tensor) -> Tensor:
         """[L, B, U/t] -> [L, B, D], or a shard of L under sequence parallelism."""
-        out_LBD = leave(product(x_LBU, self.weight, None, self.deferral), self.leaving, self.comm, self.site)
+        out_LBD = leave(
+            product(x_LBU, self.weight, None, self.deferral, is_behind=True), self.leaving, self.comm, self.site
+        )
         return out_LBD if self.bias is None else out_LBD + self.bias
 
 

@@ -2,11 +2,14 @@
 
 Rows are dealt as evenly as they divide (11 rows over 4 ranks: 2 3 3 3), so no padding row exists that would have to be
 masked or left out of a count; what is communicated never has the vocabulary as a dim. For logits z of one position,
-with m = max z, the loss of label y is
+the loss of label y is
 
-    log sum_v exp(z_v - m) - (z_y - m)          one all-reduce for m, one for both sums: 3 numbers a position
+    log sum_v exp z_v - z_y  =  log sum_r exp c_r - sum_r z_r,y        c_r = log sum of exp z_v over the rows of rank r
 
-Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3; the two sums share a collective here.
+and every rank gathers the other ranks' two numbers, c_r and z_r,y (zero where the label is elsewhere), at once.
+
+Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3, which reduces largest logit, sum and label's logit in three
+messages; sums by their logarithms need no common maximum.
 """
 
 from typing import Any
@@ -85,21 +88,20 @@ class _CrossEntropySum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits_LBV: Tensor, labels_LB: Tensor, start: int, comm: Comm, site: Site) -> Tensor:
-        phase = comm.forward_phase()
-        largest_LB = logits_LBV.amax(-1).to(torch.promote_types(logits_LBV.dtype, torch.float32))
-        comm.all_reduce(largest_LB, "tp", site=site, phase=phase, reduction="max").wait()
         # Half precision is raised by this difference: no second copy of the logits.
-        shifted_LBV = logits_LBV - largest_LB[..., None]
+        largest_LB = logits_LBV.amax(-1).to(torch.promote_types(logits_LBV.dtype, torch.float32))
         is_elsewhere_LB = (labels_LB < start) | (labels_LB >= start + logits_LBV.shape[-1])
         local_LB = (labels_LB - start).masked_fill(is_elsewhere_LB, 0)
-        label_logits_LB = shifted_LBV.gather(-1, local_LB[..., None])[..., 0].masked_fill(is_elsewhere_LB, 0.0)
-        exponentials_LBV = shifted_LBV.exp_()
-        sums_2LB = torch.stack((exponentials_LBV.sum(-1), label_logits_LB))
-        comm.all_reduce(sums_2LB, "tp", site=site, phase=phase).wait()
+        label_logits_LB = logits_LBV.gather(-1, local_LB[..., None])[..., 0].masked_fill(is_elsewhere_LB, 0.0)
+        exponentials_LBV = (logits_LBV - largest_LB[..., None]).exp_()
+        mine_2LB = torch.stack((exponentials_LBV.sum(-1).log_().add_(largest_LB), label_logits_LB))
+        all_2LB, pending = comm.all_gather(mine_2LB, "tp", site=site, phase=comm.forward_phase())
+        pending.wait()
+        log_sum_LB = all_2LB[::2].logsumexp(0)
         is_counted_LB = labels_LB != IGNORED
-        probabilities_LBV = exponentials_LBV.div_(sums_2LB[0][..., None]).to(logits_LBV.dtype)
+        probabilities_LBV = exponentials_LBV.mul_((largest_LB - log_sum_LB).exp_()[..., None]).to(logits_LBV.dtype)
         ctx.save_for_backward(probabilities_LBV, local_LB, is_elsewhere_LB, is_counted_LB)
-        return ((sums_2LB[0].log() - sums_2LB[1]) * is_counted_LB).sum()
+        return ((log_sum_LB - all_2LB[1::2].sum(0)) * is_counted_LB).sum()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:

@@ -1,4 +1,4 @@
-"""Which defects must a proof notice? Four that are easily made and hardly seen, each as a context around a step.
+"""Which defects must a proof notice? Some that are easily made and hardly seen, each as a context around a step.
 
 Every rank enters the same one, so that nothing hangs: the numbers are wrong, and only the numbers. Nothing of the
 product knows about these.
@@ -19,6 +19,22 @@ from parallel.plan import Plan
 def broken_all_reduce(site: str) -> Iterator[None]:
     """Partial sums stay partial at one place of the model."""
     with _skipped_all_reduce(lambda _, where: where.name == site):
+        yield
+
+
+@contextlib.contextmanager
+def broken_loss() -> Iterator[None]:
+    """Every rank takes its own rows of the vocabulary for all of them."""
+    all_gather = Comm.all_gather
+
+    def repeating(comm: Comm, shard: Any, axis: str, *, site: Site, **options: Any) -> tuple[Any, Pending]:
+        whole, pending = all_gather(comm, shard, axis, site=site, **options)
+        if site.name == "loss":
+            pending.wait()
+            whole.copy_(shard.repeat(comm.size(axis), *[1] * (shard.dim() - 1)))
+        return whole, pending
+
+    with mock.patch.object(Comm, "all_gather", repeating):
         yield
 
 

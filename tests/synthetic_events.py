@@ -48,8 +48,8 @@ def _entry_events(rank: int, layout: Layout, entry: Entry, payload: int, width: 
         if entry.style != "memory_entry" or (operation, phase) != ("all_gather", "backward"):
             yield _event(rank, operation, "tp", layout, entry.module, entry.stream, phase, payload)
     if entry.style == "vocabulary_loss":
-        for factor in (1, 2):
-            yield _event(rank, "all_reduce", "tp", layout, "loss", entry.stream, "forward", factor * payload // width)
+        gathered = layout.tp * 2 * payload // width
+        yield _event(rank, "all_gather", "tp", layout, "loss", entry.stream, "forward", gathered)
 
 
 def _edge_events(rank: int, layout: Layout, left: int, tensor: str, payload: int) -> Iterator[CommunicationFacts]:

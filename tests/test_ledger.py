@@ -118,7 +118,9 @@ def test_an_input_that_is_kept_whole_is_not_gathered_again() -> None:
             f"reduce_scatter  {stream} backward {size}",
         ]
     again = ledger_of(config, kept.replace(saved_input="shard"))
-    gathers = [event for event in again if event.operation == "all_gather" and event.phase == "forward"]
+    gathers = [
+        event for event in again if (event.operation, event.phase) == ("all_gather", "forward") and event.site != "loss"
+    ]
     assert len(again) == len(ledger) + len(gathers)
 
 
@@ -177,10 +179,10 @@ def test_under_sequence_parallelism_embeddings_scatter_and_gather_their_gradient
     ]
 
 
-def test_the_head_reduces_its_input_gradient_and_the_loss_sends_three_numbers_a_position() -> None:
+def test_the_head_reduces_its_input_gradient_and_the_loss_gathers_two_numbers_a_position_and_rank() -> None:
     ledger = ledger_of(config_of(), Layout(tp=2))
     assert told(ledger, "head") == [f"all_reduce  target backward {M_D}"]
-    assert told(ledger, "loss") == [f"all_reduce  target forward {M_L}", f"all_reduce  target forward {2 * M_L}"]
+    assert told(ledger, "loss") == [f"all_gather  target forward {2 * 2 * M_L}"]
 
 
 def test_the_head_gathers_its_input_under_sequence_parallelism() -> None:
@@ -190,7 +192,7 @@ def test_the_head_gathers_its_input_under_sequence_parallelism() -> None:
         f"all_gather  target backward {M_D}",
         f"reduce_scatter  target backward {M_D}",
     ]
-    assert told(ledger, "loss") == [f"all_reduce  target forward {M_L}", f"all_reduce  target forward {2 * M_L}"]
+    assert told(ledger, "loss") == [f"all_gather  target forward {2 * 2 * M_L}"]
 
 
 @pytest.mark.parametrize("vocabulary", [11, 50])

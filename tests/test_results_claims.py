@@ -167,7 +167,7 @@ def test_whole_sequences_show_nothing_of_mixing(told: Tables) -> None:
 
 def test_exceptions_outside_the_blocks_are_listed(told: Tables) -> None:
     listed = [row.value for row in verdict("P6", told).evidence if row.says == "context"]
-    assert "embedding 16, head 12, loss 8, memory 8" in listed
+    assert "embedding 16, head 12, loss 4, memory 8" in listed
 
 
 # ---- P7 -------------------------------------------------------------------------------------------------------------

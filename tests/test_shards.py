@@ -10,6 +10,7 @@ from models.architectures import build
 from models.config import Architecture, ModelConfig
 from models.costs import parameter_counts
 from models.initial import canonical_name
+from parallel.deferral import Deferral
 from parallel.gradients import Gradients
 from parallel.layouts import Layout
 from parallel.parallelize import take
@@ -194,7 +195,8 @@ def test_the_parameters_that_all_ranks_count_add_up_to_the_model(
     for rank in range(layout.world_size // layout.dp):
         with rank_of(planned, rank) as comm:
             model = part_of(planned, comm)
-            counted += sum(part.numel() for part in Gradients(model, planned, comm).counted)
+            gradients = Gradients(model, planned, comm, Deferral(), ())
+            counted += sum(part.numel() for part in gradients.counted)
             for name, held in elements_held(model, planned, comm.coordinate.tp).items():
                 rows.setdefault(name, set()).update(held)
     assert counted == parameter_counts(config).total

@@ -27,7 +27,6 @@ from parallel.layouts import Layout
 from parallel.parallelize import materialise, parallelize, split_backward
 from parallel.pipeline import Observer, Pipeline, Unobserved
 from parallel.plan import Plan, Shard
-from parallel.schedule import is_split
 from parallel.sequence import microbatches, pad
 
 
@@ -83,11 +82,11 @@ class NativeEngine:
             parallelize(model, plan, comm, compiled=compiled)
             materialise(model, plan, comm, seed=seed, dtype=dtype, device=device)
         self.model: Model = model
-        if is_split(plan.table):
-            split_backward(model, self.deferral)
+        # A compiled block has products of its own.
+        in_products = [] if compiled else split_backward(model, self.deferral)
         self.model.mask_key.seed = seed
         self.model.train()
-        self.gradients = Gradients(self.model, plan, comm)
+        self.gradients = Gradients(self.model, plan, comm, self.deferral, in_products)
         self._pipeline = Pipeline(model=self.model, plan=plan, comm=comm, deferral=self.deferral, dtype=dtype)
         self._flat_weights = FlatWeights(self.model, self.gradients, comm) if plan.layout.zero else None
         parameters = list(self.model.parameters()) if self._flat_weights is None else [self._flat_weights.own]
@@ -106,23 +105,29 @@ class NativeEngine:
         """
         watch = observer or Unobserved()
         comm = self.comm
-        self.gradients.zero()
         comm.phase = "step"
-        loss_tokens = self._all_loss_tokens(batch)
+        count = torch.tensor(batch.num_loss_tokens(), device=self.device)
+        counted = comm.all_reduce(count, "dp", site=Site(name="loss.tokens"), phase="step")
+        self.gradients.zero()
         padded = pad(batch, self.plan).to(self.device, self.dtype)
+        counted.wait()
+        loss_tokens = labelled(int(count.item()))
         loss = self._pipeline.run(microbatches(padded, self.plan.layout), loss_tokens, watch)
         comm.phase = "step"
         with watch.synchronise():
             self.gradients.synchronise()
-            norm = self.gradients.norm()
+            # Nobody needs the two scalars before the step ends: they are on their way while weights are updated.
+            norm = self.gradients.start_norm()
             comm.all_reduce(loss, "dp", site=Site(name="loss.sum"), phase="step").wait()
-            comm.all_reduce(loss, "pp", site=Site(name="loss.sum"), phase="step").wait()
+            summed = comm.all_reduce(loss, "pp", site=Site(name="loss.sum"), phase="step")
             if update:
                 self.optimizer.step()
                 if self._flat_weights is not None:
                     self._flat_weights.gather()
                 self.model.mask_key.step += 1
-        return StepFacts(loss=loss.item(), loss_tokens=loss_tokens, gradient_norm=norm)
+            summed.wait()
+            facts = StepFacts(loss=loss.item(), loss_tokens=loss_tokens, gradient_norm=norm.wait())
+        return facts
 
     @property
     def parts(self) -> dict[int, Model]:
@@ -171,8 +176,3 @@ class NativeEngine:
         local = {name: (shard, tensor.to("cpu", copy=True)) for name, (shard, tensor) in shards}
         everyone = self.comm.collect_objects(local)
         return None if everyone is None else put_together(everyone)
-
-    def _all_loss_tokens(self, batch: Batch) -> int:
-        count = torch.tensor(batch.num_loss_tokens(), device=self.device)
-        self.comm.all_reduce(count, "dp", site=Site(name="loss.tokens"), phase="step").wait()
-        return labelled(int(count.item()))
