@@ -83,7 +83,7 @@ class Deferral:
         assert not self._jobs, f"weight gradients of {sorted(self._jobs)} were never computed"
         assert not self._behind, "weight gradients wait for a message that never came"
         for weight in self._unwritten.values():
-            _gradient(weight).zero_()
+            gradient_of(weight).zero_()
         self._unwritten = {}
 
     def add(
@@ -122,12 +122,13 @@ class Deferral:
         """Adds to the `grad` of a product's weight, or writes its first, and bias: x [..., D], gradient [..., U]."""
         flat = gradient.reshape(-1, gradient.shape[-1])
         beta = 0 if self._unwritten.pop(id(weight), None) is not None else 1
-        _gradient(weight).addmm_(flat.t(), x.reshape(-1, x.shape[-1]), beta=beta)
+        gradient_of(weight).addmm_(flat.t(), x.reshape(-1, x.shape[-1]), beta=beta)
         if bias is not None:
-            _gradient(bias).add_(flat.sum(0))
+            gradient_of(bias).add_(flat.sum(0))
 
 
-def _gradient(parameter: Tensor) -> Tensor:
+def gradient_of(parameter: Tensor) -> Tensor:
+    """Where the gradient of a parameter adds up. There must be such a tensor."""
     assert parameter.grad is not None, "gradients have no buffer"
     return parameter.grad
 

@@ -22,6 +22,7 @@ from parallel.edges import not_run
 from parallel.engines.engine import OptimizerName, Quantity, StepFacts, labelled
 from parallel.engines.gathered import Gathered, put_together
 from parallel.flat_weights import FlatWeights
+from parallel.fused import fuse
 from parallel.gradients import Gradients
 from parallel.layouts import Layout
 from parallel.parallelize import materialise, parallelize, split_backward
@@ -82,8 +83,11 @@ class NativeEngine:
             parallelize(model, plan, comm, compiled=compiled)
             materialise(model, plan, comm, seed=seed, dtype=dtype, device=device)
         self.model: Model = model
-        # A compiled block has products of its own.
-        in_products = [] if compiled else split_backward(model, self.deferral)
+        in_products: list[torch.nn.Parameter] = []
+        if not compiled:
+            # A compiled block has operators of its own.
+            in_products = split_backward(model, self.deferral)
+            fuse(model, plan.config, comm, self.deferral, dtype)
         self.model.mask_key.seed = seed
         self.model.train()
         self.gradients = Gradients(self.model, plan, comm, self.deferral, in_products)
