@@ -24,7 +24,8 @@ from launch.rank_options import backend_option, timeout_option
 from launch.sheets import Cell, Format, Sheet, csv_text, format_option, show
 from launch.verify import follow
 from models.config import Architecture
-from parallel.engines.engine import PARTITIONING_ENGINES, EngineName, unsupported
+from parallel.engines.choice import PARTITIONING_ENGINES, EngineName
+from parallel.engines.engine import unsupported
 
 COLUMNS = ("engine", "architecture", "feature", "axis", "layout", "status", "worst_relative_error", "reason")
 Row = dict[str, Cell]
@@ -78,7 +79,7 @@ def capabilities_command(
 
 def found(asked: Sequence[Capability], *, backend: BackendChoice, timeout_seconds: float) -> list[Row]:
     """Runs what its engine supports, and returns a row each, in the order in which they were asked for."""
-    refusals = {one.case.name: unsupported(one.engine, one.case.config, one.case.layout) for one in asked}
+    refusals = {one.case.name: unsupported(one.case.engine, one.case.config, one.case.layout) for one in asked}
     able = [one.case for one in asked if refusals[one.case.name] is None]
     verdicts = follow(Proof(able, backend=backend, timeout_seconds=timeout_seconds), len(able)) if able else []
     by_name = {verdict.case.name: verdict for verdict in verdicts}

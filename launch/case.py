@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from models.config import ModelConfig
 from models.vocabulary import VOCABULARY
-from parallel.engines.engine import EngineName
+from parallel.engines.choice import NATIVE, EngineChoice
 from parallel.figures import StepShape
 from parallel.layouts import Layout
 from parallel.partition import Stage, stages
@@ -39,11 +39,7 @@ class Case:
     name: str
     config: ModelConfig
     layout: Layout
-    engine: EngineName = "native"
-    engine_partition: str = ""
-    """The engine's own method to cut the model into stages; empty for the cut of the layout."""
-    compiled: bool = False
-    """Whether blocks are compiled."""
+    engine: EngineChoice = NATIVE
     data: Data = "ragged"
     """`full`: every position valid; `ragged`: random valid lengths; `text`: sentences, cut and padded."""
     num_sequences: int
@@ -80,17 +76,11 @@ class Case:
     def from_dict(cls, fields: Mapping[str, Any]) -> "Case":
         """The inverse of `to_dict`."""
         config, layout = ModelConfig.from_dict(fields["config"]), Layout.from_dict(fields["layout"])
-        return cls(**{**fields, "config": config, "layout": layout})
+        return cls(**{**fields, "config": config, "layout": layout, "engine": EngineChoice(**fields["engine"])})
 
 
 def case_of(
-    config: ModelConfig,
-    layout: Layout,
-    profile: Profile | None = None,
-    *,
-    engine: EngineName = "native",
-    engine_partition: str = "",
-    compiled: bool = False,
+    config: ModelConfig, layout: Layout, profile: Profile | None = None, *, engine: EngineChoice = NATIVE
 ) -> Case:
     """The case that stands for a model of any size on a layout: its small relative on ragged sequences.
 
@@ -98,9 +88,7 @@ def case_of(
         config: the model.
         layout: its layout.
         profile: what the model's blocks cost, for a layout that is cut by cost.
-        engine: who runs it.
-        engine_partition: its own method to cut the model, if it is to.
-        compiled: whether its blocks are.
+        engine: who runs it, and how.
 
     Raises:
         ValueError: the layout cannot partition the model itself.
@@ -109,12 +97,10 @@ def case_of(
     num_sequences = 2 * layout.microbatches - (layout.microbatches > 1)
     small, cut = small_relative(config, layout, profile)
     return Case(
-        name=f"{config.name} {layout.label}{' compiled' * compiled}",
+        name=f"{config.name} {layout.label}{' compiled' * engine.compiled}",
         config=small,
         layout=cut,
         engine=engine,
-        engine_partition=engine_partition,
-        compiled=compiled,
         num_sequences=num_sequences * layout.dp,
         source_length=7,
         target_length=9,

@@ -11,7 +11,7 @@ from launch.model_tables import Member
 from launch.settings import DataSpec, Settings
 from launch.step_options import DTYPE_BYTES
 from models.config import ModelConfig
-from parallel.engines.engine import EngineName, engine_text
+from parallel.engines.choice import NATIVE, EngineChoice
 from parallel.figures import StepShape
 from parallel.layouts import Layout
 from parallel.profile import Profile
@@ -27,11 +27,7 @@ class Cell:
     data: DataSpec
     layout: Layout
     settings: Settings
-    engine: EngineName = "native"
-    engine_partition: str = ""
-    """The engine's own method to cut the model into stages; empty for the cut of the layout."""
-    compiled: bool = False
-    """Whether its blocks are compiled."""
+    engine: EngineChoice = NATIVE
     is_control: bool = False
     refusal: str = ""
     """Why this cell cannot be run; empty when it can."""
@@ -77,17 +73,13 @@ class Cell:
         where it cuts by its own: `....deepspeed-uniform`. Compiled blocks are told behind it: `....compiled`.
         """
         label = self.layout.label.replace(")", "").translate(str.maketrans(" (,=", "-___"))
-        engine = (
-            "" if self.engine == "native" else f".{engine_text(self.engine, self.engine_partition)}".replace(":", "-")
-        )
-        compiled = ".compiled" if self.compiled else ""
         control = ".control" if self.is_control else ""
-        return f"{self.model.name}.{self.data_name}.{label}{engine}{compiled}{control}"
+        return f"{self.model.name}.{self.data_name}.{label}{self.engine.suffix}{control}"
 
     def fingerprint(self, batch_digest: str) -> str:
         """Hash of everything that defines the cell; `batch_digest` stands for the tokens themselves."""
         defining = {
-            "engine": engine_text(self.engine, self.engine_partition),
+            "engine": self.engine.text,
             "model": self.model.to_dict(),
             "family": [self.member.family, self.member.match, self.member.mismatch],
             "layout": self.layout.to_dict(),
@@ -97,7 +89,7 @@ class Cell:
             "is_control": self.is_control,
             "refusal": self.refusal,
         }
-        if self.compiled:
+        if self.engine.compiled:
             # Only then: a cell from before there was a choice is the same cell.
             defining["compiled"] = True
         if self.reads_seconds and self.measured_profile is not None:

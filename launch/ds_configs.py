@@ -15,6 +15,7 @@ from launch.cell import Cell
 from launch.experiment import load
 from launch.sheets import Cell as Told
 from launch.sheets import Format, Sheet, format_option, show
+from parallel.engines.choice import NATIVE
 from parallel.engines.deepspeed_config import write_ds_config
 from parallel.engines.deepspeed_limits import unsupported
 from parallel.plans import plan
@@ -52,11 +53,7 @@ def ds_config_command(*, file: Path, out: Path, form: Format) -> int:
       twinshard ds-config launch/experiments/engines.toml
       twinshard ds-config mine.toml --out configs --format csv
     """  # noqa: D301 - click reads the character
-    cells = {
-        dataclasses.replace(cell, engine="native", engine_partition="", compiled=False).name: cell
-        for cell in load(file).cells
-        if not cell.is_control
-    }
+    cells = {dataclasses.replace(cell, engine=NATIVE).name: cell for cell in load(file).cells if not cell.is_control}
     out.mkdir(parents=True, exist_ok=True)
     rows = [_written(name, cell, out) for name, cell in cells.items()]
     show(form, sheets=_sheets(rows), columns=COLUMNS, rows=rows, document={"ds_configs": rows})

@@ -114,8 +114,6 @@ class EngineRun:
             device=here.device,
             optimizer=cell.settings.optimizer,
             learning_rate=cell.settings.learning_rate,
-            partition=cell.engine_partition,
-            compiled=cell.compiled,
         )
         self._clock.finish()
         self.startup_seconds = time.perf_counter() - began
@@ -166,7 +164,7 @@ class EngineRun:
 
         None of an engine on whose threads it does not look, and of blocks that are compiled into what has no name.
         """
-        if self.cell.compiled:
+        if self.cell.engine.compiled:
             return None
         self.comm.barrier()
         if self.engine.has_own_threads:

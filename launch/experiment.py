@@ -33,7 +33,8 @@ from launch.profiles import ProfileFiles
 from launch.reading import Table, check_keys, check_name, check_type, read
 from launch.settings import DataSpec, Settings
 from models.config import ModelConfig
-from parallel.engines.engine import EngineName, engine_and_partition, unsupported
+from parallel.engines.choice import EngineChoice
+from parallel.engines.engine import unsupported
 from parallel.layouts import Layout
 from parallel.plans import plan
 from parallel.toml_text import read as read_toml
@@ -91,7 +92,7 @@ def resolve(
         check_type(table.get(key, wanted()), wanted, f"experiment: {key}")
     check_name(table["name"], "experiment: name")
     ways = _compiled(table, too=compiled_too)
-    runs = [(*engine, compiled) for engine in _engines(table.get("engine", "native")) for compiled in ways]
+    engines = _engines(table.get("engine", "native"), ways)
     settings = read(Settings, {key: table[key] for key in setting_names if key in table}, "experiment")
     data = {name: _data_spec(name, fields) for name, fields in table["data"].items()}
     if not data:
@@ -104,7 +105,7 @@ def resolve(
     tables = [LayoutTable.read(fields, f"layouts {index}") for index, fields in enumerate(table["layouts"], start=1)]
     _check_uses(tables, known, data)
     profiles = ProfileFiles(table.get("profile", ""), folder)
-    cells = _cells(table["name"], tables, known, data, settings, runs, profiles if reads_profiles else None)
+    cells = _cells(table["name"], tables, known, data, settings, engines, profiles if reads_profiles else None)
     return Experiment(
         name=table["name"],
         settings=settings,
@@ -115,15 +116,15 @@ def resolve(
     )
 
 
-def _engines(value: Any) -> tuple[tuple[EngineName, str], ...]:
-    """One text or a list of them, each once: engines with their partition methods."""
+def _engines(value: Any, ways: Sequence[bool]) -> tuple[EngineChoice, ...]:
+    """One text or a list of them, each once with blocks as written or compiled: engines with partition methods."""
     names = value if isinstance(value, list) else [value]
     for name in names:
         check_type(name, str, "experiment: engine")
     if not names:
         raise ValueError("experiment: engine is an empty list")
     try:
-        return tuple(dict.fromkeys(map(engine_and_partition, names)))
+        return tuple(dict.fromkeys(EngineChoice.parse(name, compiled=way) for name in names for way in ways))
     except ValueError as error:
         raise ValueError(f"experiment: {error}") from error
 
@@ -168,7 +169,7 @@ def _cells(
     known: dict[str, Member],
     data: dict[str, DataSpec],
     settings: Settings,
-    runs: Sequence[tuple[EngineName, str, bool]],
+    engines: Sequence[EngineChoice],
     profiles: ProfileFiles | None,
 ) -> list[Cell]:
     found: dict[str, Cell] = {}
@@ -187,8 +188,8 @@ def _cells(
                     )
                     cell = _resolved(cell, profiles)
                     if not (cell.refusal and table.illegal == "skip"):
-                        for engine, partition, compiled in runs:
-                            told = _run_by(engine, partition, compiled, cell)
+                        for engine in engines:
+                            told = _run_by(engine, cell)
                             found.setdefault(told.name, told)
     if not found:
         raise ValueError("experiment: no [[layouts]] table leaves a cell")
@@ -225,10 +226,10 @@ def _resolved(cell: Cell, profiles: ProfileFiles | None) -> Cell:
     return dataclasses.replace(cell, refusal=refusal)
 
 
-def _run_by(engine: EngineName, partition: str, compiled: bool, cell: Cell) -> Cell:
+def _run_by(engine: EngineChoice, cell: Cell) -> Cell:
     """The cell as an engine runs it, or refuses it."""
-    refusal = cell.refusal or unsupported(engine, cell.model, cell.layout, partition, compiled=compiled) or ""
-    return dataclasses.replace(cell, engine=engine, engine_partition=partition, compiled=compiled, refusal=refusal)
+    refusal = cell.refusal or unsupported(engine, cell.model, cell.layout) or ""
+    return dataclasses.replace(cell, engine=engine, refusal=refusal)
 
 
 def _forbidden(cell: Cell) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 from launch.case import Case
 from models.config import Architecture, ModelConfig
 from models.named import named_model
-from parallel.engines.engine import PARTITIONING_ENGINES, EngineName
+from parallel.engines.choice import PARTITIONING_ENGINES, EngineChoice, EngineName
 from parallel.layouts import Layout, Schedule
 
 ARCHITECTURES: dict[Architecture, str] = {
@@ -55,7 +55,7 @@ class Feature:
             name=name,
             config=self._config(architecture),
             layout=layout,
-            engine=engine,
+            engine=EngineChoice(engine),
             data="ragged" if self.has_unequal_lengths else "full",
             num_sequences=num_sequences,
             source_length=_LENGTH - self.has_unequal_lengths,

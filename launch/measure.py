@@ -48,14 +48,7 @@ class Parities:
 
     def parity(self, cell: Cell) -> tuple[Parity, str]:
         """The proof for a cell, and the name of the model that it was made with. Collective."""
-        case = case_of(
-            cell.model,
-            cell.layout,
-            cell.profile,
-            engine=cell.engine,
-            engine_partition=cell.engine_partition,
-            compiled=cell.compiled,
-        )
+        case = case_of(cell.model, cell.layout, cell.profile, engine=cell.engine)
         key = dataclasses.replace(case, name="", config=case.config.replace(name=""))
         if key not in self._proved:
             self._proved[key] = check_parity(
@@ -75,7 +68,7 @@ class Run(EngineRun):
 
     def count(self) -> Counted:
         """One step, counted in every respect; of compiled blocks two, with the one that compiles between them."""
-        if not self.cell.compiled:
+        if not self.cell.engine.compiled:
             return self._count()
         with as_written():
             counted = self._count()
@@ -173,7 +166,7 @@ class Run(EngineRun):
     @contextlib.contextmanager
     def _uncompiling(self) -> Iterator[None]:
         """Around what is timed. Raises RuntimeError when something is compiled inside."""
-        if not self.cell.compiled:
+        if not self.cell.engine.compiled:
             yield
             return
         with compilations() as told:
@@ -184,4 +177,4 @@ class Run(EngineRun):
 
 def run_of(cell: Cell, batch: Batch, here: World, groups: Groups) -> EngineRun:
     """The run of a cell, looked into where its engine can be. Collective."""
-    return (Run if cell.engine == "native" else EngineRun)(cell, batch, here, groups)
+    return (Run if cell.engine.name == "native" else EngineRun)(cell, batch, here, groups)

@@ -159,13 +159,11 @@ def check_parity(case: Case, *, groups: Groups, rank: int, device: torch.device,
         device=device,
         optimizer="sgd",
         learning_rate=LEARNING_RATE,
-        partition=case.engine_partition,
-        compiled=case.compiled,
     )
     share = deal(batch, case.layout, comm.coordinate.dp)
-    difference = _compiling_difference(engine, share) if case.compiled else None
-    with as_written() if case.compiled else contextlib.nullcontext():
-        difference = difference or _ledger_difference(engine, share, has_ledger=case.engine == "native")
+    difference = _compiling_difference(engine, share) if case.engine.compiled else None
+    with as_written() if case.engine.compiled else contextlib.nullcontext():
+        difference = difference or _ledger_difference(engine, share, has_ledger=case.engine.name == "native")
     told = comm.gather_objects((engine.step(share), difference))
     gradients, weights = engine.gather("gradient"), engine.gather("weight")
     parity = None

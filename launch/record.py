@@ -15,7 +15,6 @@ from typing import Any
 
 from launch.cell import Cell
 from launch.provenance import provenance
-from parallel.engines.engine import engine_text
 from results.schema import COMPLETE_SINCE, SCHEMA_VERSION, Record, Status
 
 
@@ -66,7 +65,7 @@ def make_record(cell: Cell, *, fingerprint: str, status: Status, reason: str = "
         "oversubscribed": False,
         "data": None,
         "parity": None,
-        "ledger_matches_recorder": False if cell.engine == "native" else None,
+        "ledger_matches_recorder": False if cell.engine.name == "native" else None,
         "loss": None,
         "gradient_norm": None,
         "warmup_seconds": [],
@@ -94,8 +93,6 @@ def make_record(cell: Cell, *, fingerprint: str, status: Status, reason: str = "
         fingerprint=fingerprint,
         status=status,
         reason=reason,
-        engine=engine_text(cell.engine, cell.engine_partition),
-        compiled=cell.compiled,
         twins=cell.member.family,
         match=cell.member.match,
         match_mismatch=cell.member.mismatch,
@@ -107,5 +104,6 @@ def make_record(cell: Cell, *, fingerprint: str, status: Status, reason: str = "
         dtype=cell.settings.dtype,
         seed=cell.settings.seed,
         provenance=provenance(),
+        **cell.engine.to_dict(),
         **{**empty, **measured},
     )

@@ -47,7 +47,7 @@ def expect(cells: Sequence[Cell], batches: Batches, rank: int) -> dict[str, Expe
 
 def _watched(cells: Sequence[Cell]) -> list[Cell]:
     """Cells of the native engine that can be run: nothing is predicted of the others."""
-    return [cell for cell in cells if not cell.refusal and cell.engine == "native"]
+    return [cell for cell in cells if not cell.refusal and cell.engine.name == "native"]
 
 
 def _expect(cell: Cell, batch: Batch, rank: int) -> Expected:

@@ -169,7 +169,7 @@ def simulate_command(
         raise ValueError(f"--timeline {pictured[0]} needs a folder for its pictures: give --out FOLDER")
     study = load(file)
     # A control repeats its cell: it would be the same numbers.
-    cells = [cell for cell in study.cells if not (cell.is_control or cell.compiled)]
+    cells = [cell for cell in study.cells if not (cell.is_control or cell.engine.compiled)]
     for name in pictured:
         _check_cell(name, [cell.name for cell in cells])
     found = _simulate(cells, known, dtype or study.settings.dtype)

@@ -24,7 +24,8 @@ from launch.proof import Proof, Verdict
 from launch.rank_options import backend_option, timeout_option
 from models.config import Architecture, ModelConfig
 from models.named import named_model
-from parallel.engines.engine import ENGINE_TEXTS, engine_and_partition, unsupported
+from parallel.engines.choice import ENGINE_TEXTS, EngineChoice
+from parallel.engines.engine import unsupported
 
 
 @click.command("verify")
@@ -83,13 +84,10 @@ def verify_command(
       twinshard verify --tp 2 --sp --compile
       twinshard verify --matrix
     """  # noqa: D301 - click reads the character
-    engine, own = engine_and_partition(engine_text)
+    engine = EngineChoice.parse(engine_text, compiled=compiled)
     if matrix:
         _refuse_with_matrix(context)
-        cases = [
-            dataclasses.replace(case, engine=engine, engine_partition=own, compiled=compiled)
-            for case in matrix_cases(quick=quick)
-        ]
+        cases = [dataclasses.replace(case, engine=engine) for case in matrix_cases(quick=quick)]
     elif quick:
         raise ValueError("--quick is a choice of cases: it needs --matrix")
     else:
@@ -97,10 +95,7 @@ def verify_command(
         models = _models(architecture, model)
         for config in models:
             wanted.check_model(config)
-        cases = [
-            case_of(config, effective(wanted, config), engine=engine, engine_partition=own, compiled=compiled)
-            for config in models
-        ]
+        cases = [case_of(config, effective(wanted, config), engine=engine) for config in models]
     able, refused = _runnable(cases)
     proof = Proof(able, backend=backend, timeout_seconds=timeout)
     verdicts = follow(proof, len(able))
@@ -115,7 +110,7 @@ def _runnable(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
     """The cases that their engine can run, and for each other one why not. Raises ValueError when it can run none."""
     able, refused = [], []
     for case in cases:
-        reason = unsupported(case.engine, case.config, case.layout, case.engine_partition, compiled=case.compiled)
+        reason = unsupported(case.engine, case.config, case.layout)
         if reason is None:
             able.append(case)
         else:

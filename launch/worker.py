@@ -191,7 +191,7 @@ class Worker:
     def _record(self, trial: Trial, reports: list[Report], warmup: list[list[float]]) -> Record:
         cell, plan = trial.run.cell, trial.run.plan
         step_seconds = _slowest([one.facts.step_seconds for one in reports])
-        has_ledger = cell.engine == "native"
+        has_ledger = cell.engine.name == "native"
         return make_record(
             cell,
             fingerprint=self._batches.fingerprint(cell),
@@ -221,7 +221,7 @@ class Worker:
             "blocks": block_facts(plan, reports),
             "actions": action_facts(reports),
             "spans": span_facts(reports, typical, is_one_host=self._here.local_world_size == self._here.world_size),
-            "profile": profile_facts(None if cell.compiled else cell.measured_profile, plan),
+            "profile": profile_facts(None if cell.engine.compiled else cell.measured_profile, plan),
             "edges": edge_facts(reports),
             "operators": operator_facts(reports),
         }

@@ -22,6 +22,7 @@ from typing import Any
 
 import pandas as pd
 
+from parallel.engines.choice import EngineChoice
 from results.files import write_table
 from results.intervals import median, ratio
 from results.load import load_records
@@ -43,9 +44,12 @@ class Run:
     @property
     def cell(self) -> tuple[str, str]:
         """What runs that are side by side share: the machine, and the name of the cell without who runs it how."""
-        engine = self.record.engine.replace(":", "-")
-        name = self.record.cell.removesuffix(".control").removesuffix(".compiled").removesuffix(f".{engine}")
+        name = self.record.cell.removesuffix(".control").removesuffix(self.engine.suffix)
         return self.record.provenance.hostname, name
+
+    @property
+    def engine(self) -> EngineChoice:
+        return EngineChoice.parse(self.record.engine, compiled=self.record.compiled)
 
 
 def _startup_seconds(run: Run) -> list[float]:
@@ -112,11 +116,10 @@ def compared(records: Sequence[Record]) -> list[Row]:
 def _rivals(run: Run, runs: Sequence[Run]) -> list[Run]:
     """What a run is held against: the other engines, itself with blocks as written, or its own first run."""
     first = [other for other in runs if other.record.status == "ok" and not other.record.is_control]
-    own = [other for other in first if other.record.engine == run.record.engine]
     if run.record.is_control:
-        return [other for other in own if other.record.compiled == run.record.compiled]
-    as_written = own if run.record.compiled else [other for other in first if other not in own]
-    return [other for other in as_written if not other.record.compiled]
+        return [other for other in first if other.engine == run.engine]
+    as_written = [other for other in first if not other.record.compiled]
+    return [other for other in as_written if (other.record.engine == run.record.engine) == run.record.compiled]
 
 
 def _row(run: Run, rivals: Sequence[Run]) -> Row:
@@ -128,8 +131,7 @@ def _row(run: Run, rivals: Sequence[Run]) -> Row:
         "architecture": record.model.get("architecture", ""),
         "model": record.model.get("name", ""),
         "layout": record.layout_label,
-        "engine": record.engine,
-        "compiled": record.compiled,
+        **run.engine.to_dict(),
         "is_control": record.is_control,
         "status": record.status,
         "reason": record.reason,

@@ -9,7 +9,8 @@ from launch.case import Case
 from launch.parity import LEARNING_RATE, Parity, case_batch, check_parity
 from models.config import Architecture
 from parallel.comm import Comm
-from parallel.engines.engine import Engine, EngineName, OptimizerName, build
+from parallel.engines.choice import EngineChoice
+from parallel.engines.engine import Engine, OptimizerName, build
 from parallel.layouts import Layout
 from parallel.plans import plan
 from parallel.sequence import deal
@@ -30,7 +31,7 @@ POST_NORM: dict[str, object] = {"norm_position": "post", "num_token_types": 2, "
 
 
 def engine_case(
-    name: EngineName,
+    engine: str,
     architecture: Architecture,
     layout: Layout,
     *,
@@ -38,14 +39,14 @@ def engine_case(
     source_length: int = 7,
     target_length: int = 5,
 ) -> Case:
-    """A ragged case of a small model, two lengths unequal; `changes` are fields of its config."""
+    """A ragged case of a small model, two lengths unequal; `changes` are fields of its config, `engine` as written."""
     fields = {"vocabulary": 30, "relative_buckets": 8, "relative_max_distance": 6, **changes}
     config = small_config(architecture, **fields)
     return Case(
         name=f"{architecture} {layout.label}",
         config=config,
         layout=layout,
-        engine=name,
+        engine=EngineChoice.parse(engine),
         num_sequences=10,
         source_length=source_length,
         target_length=target_length,
@@ -79,7 +80,6 @@ def engine_of(
         device=CPU,
         optimizer=optimizer,
         learning_rate=learning_rate,
-        partition=case.engine_partition,
     )
 
 

@@ -14,7 +14,7 @@ from launch import bench
 from launch.cli import answer
 from launch.experiment import load
 from launch.sweep import Outcome
-from parallel.engines.engine import PARTITIONING_ENGINES
+from parallel.engines.choice import PARTITIONING_ENGINES
 from parallel.layouts import Layout
 from results.benchmark import COLUMNS, COUNTS, TIMES, Run, benchmark, compared
 from results.runs import run_row
@@ -193,7 +193,7 @@ def test_the_engines_experiment_has_what_is_compared_in_one_group_of_turns() -> 
     cells = [cell for cell in experiment.cells if not cell.refusal]
     assert len(cells) <= experiment.settings.interleave
     assert {cell.world_size for cell in cells} == {2}
-    assert {cell.engine for cell in experiment.cells} == set(PARTITIONING_ENGINES)
+    assert {cell.engine.name for cell in experiment.cells} == set(PARTITIONING_ENGINES)
     kinds = {
         (layout.tp, layout.sp, layout.saved_input, layout.pp, layout.dp, layout.zero)
         for layout in (cell.layout for cell in experiment.cells)

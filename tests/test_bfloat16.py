@@ -22,7 +22,8 @@ from models.config import Architecture, NormKind
 from models.dropout import Dropout
 from models.head import CrossEntropy
 from models.layers import Norm
-from parallel.engines.engine import EngineName, StepFacts
+from parallel.engines.choice import EngineName
+from parallel.engines.engine import StepFacts
 from parallel.figures import StepShape
 from parallel.layouts import Layout
 from parallel.plans import plan

@@ -17,7 +17,8 @@ from launch.features import FEATURES, Capability, capabilities
 from launch.parity import KINDS, LARGEST_ERROR, Parity, Worst, case_batch
 from launch.proof import Verdict
 from models.config import Architecture
-from parallel.engines.engine import PARTITIONING_ENGINES, EngineName, unsupported
+from parallel.engines.choice import PARTITIONING_ENGINES, EngineName
+from parallel.engines.engine import unsupported
 from parallel.sequence import deal
 from results import capabilities as stored
 from tests.judging import with_cells
@@ -64,7 +65,7 @@ def test_the_table_tells_what_an_engine_refuses_today(engine: EngineName) -> Non
         pytest.skip(f"needs {engine}: pip install 'twinshard[engines]'")
     rows = stored_rows()
     for one in (one for one in ALL if one.engine == engine):
-        refusal = unsupported(engine, one.case.config, one.case.layout)
+        refusal = unsupported(one.case.engine, one.case.config, one.case.layout)
         row = rows[place(one)]
         assert row["layout"] == one.case.layout.label
         assert (row["reason"] if row["status"] == "unsupported" else None) == refusal, one.case.name

@@ -20,6 +20,7 @@ from models.config import Architecture
 from parallel import compiled
 from parallel.comm import Groups
 from parallel.compiled import compilations
+from parallel.engines.choice import NATIVE, EngineChoice
 from parallel.engines.engine import unsupported
 from parallel.engines.native import NativeEngine
 from parallel.layouts import Layout
@@ -41,7 +42,7 @@ def case_of(architecture: Architecture, layout: Layout, **changes: object) -> Ca
     """One block."""
     fewest: dict[str, object] = {f"num_{architecture.removesuffix('_only')}_blocks": 1}
     case = engine_case("native", architecture, layout, changes=fewest | changes)
-    return dataclasses.replace(case, compiled=True)
+    return dataclasses.replace(case, engine=EngineChoice(compiled=True))
 
 
 @pytest.fixture
@@ -141,19 +142,19 @@ def test_a_timed_step_in_which_something_is_compiled_has_no_time(here: World, tm
 )
 def test_what_cannot_be_compiled_is_refused(layout: Layout, message: str) -> None:
     config = small_config("decoder_only")
-    assert unsupported("native", config, layout) is None
-    told = unsupported("native", config, layout, compiled=True)
+    assert unsupported(NATIVE, config, layout) is None
+    told = unsupported(EngineChoice(compiled=True), config, layout)
     assert told is not None
     assert told.startswith(message)
 
 
 def test_only_the_native_engine_compiles_blocks() -> None:
-    told = unsupported("torch", small_config("decoder_only"), Layout(tp=2), compiled=True)
+    told = unsupported(EngineChoice("torch", compiled=True), small_config("decoder_only"), Layout(tp=2))
     assert told == "the torch engine does not compile blocks: use engine = 'native'"
 
 
 def test_an_older_torch_compiles_no_blocks() -> None:
     config = small_config("decoder_only")
     with mock.patch.object(torch, "compile", lambda model: model):
-        told = unsupported("native", config, Layout(), compiled=True)
+        told = unsupported(EngineChoice(compiled=True), config, Layout())
     assert told == f"blocks are compiled by torch 2.13 or later, and this is {torch.__version__}"

@@ -29,8 +29,8 @@ ROOT = Path(__file__).resolve().parent.parent
 def test_each_cell_is_run_with_and_without_next_to_each_other() -> None:
     names = [cell.name for cell in cells(compile=[False, True])]
     assert names[1::2] == [f"{name}.compiled" for name in names[::2]]
-    assert [cell.compiled for cell in cells(compile=[False, True])] == [False, True] * 2
-    assert [cell.compiled for cell in cells(compile=True)] == [True] * 2
+    assert [cell.engine.compiled for cell in cells(compile=[False, True])] == [False, True] * 2
+    assert [cell.engine.compiled for cell in cells(compile=True)] == [True] * 2
     assert [cell.name for cell in cells()] == names[::2]
 
 
@@ -51,8 +51,8 @@ def test_compiled_cells_can_be_asked_for_beside_those_of_the_file() -> None:
     file = ROOT / "launch/experiments/quick.toml"
     names = [cell.name for cell in load(file).cells]
     told = load(file, compiled_too=True).cells
-    assert [cell.name for cell in told if not cell.compiled] == names
-    assert sorted(cell.name for cell in told if cell.compiled) == sorted(
+    assert [cell.name for cell in told if not cell.engine.compiled] == names
+    assert sorted(cell.name for cell in told if cell.engine.compiled) == sorted(
         f"{name}.compiled" for name in names if not name.endswith(".control")
     )
 
@@ -123,6 +123,16 @@ def test_compiled_blocks_are_held_against_the_same_engine_without() -> None:
     assert [(row["engine"], row["compiled"]) for row in rows] == [("native", False), ("native", True), ("torch", False)]
     assert [row["step_seconds_against"] for row in rows] == ["torch", "native", "native"]
     assert [row["step_seconds_ratio"] for row in rows] == pytest.approx([1.0, 0.5, 1.0])
+
+
+def test_a_control_is_held_against_its_own_first_run_alone() -> None:
+    written = record(noise=0.0)
+    made = of_compiled(written, 0.5)
+    faster = [seconds / 4 for seconds in written.step_seconds]
+    other = dataclasses.replace(written, engine="torch", cell=f"{written.cell}.torch", step_seconds=faster)
+    controls = [dataclasses.replace(one, is_control=True, cell=f"{one.cell}.control") for one in (written, made)]
+    rows = compared([written, made, other, *controls])
+    assert [row["step_seconds_ratio"] for row in rows if row["is_control"]] == pytest.approx([1.0, 1.0])
 
 
 def test_verdicts_do_not_read_compiled_blocks() -> None:

@@ -60,7 +60,7 @@ def test_every_cell_of_an_experiment_is_a_file_or_a_row_that_says_why_not(
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [row["status"] for row in rows] == ["ok", "ok", "unsupported", "unsupported", "ok", "ok"]
     assert [row["cell"] for row in rows] == [
-        cell.name for cell in load(tmp_path / "one.toml").cells if cell.engine == "native"
+        cell.name for cell in load(tmp_path / "one.toml").cells if cell.engine.name == "native"
     ]
     assert (rows[0]["num_stages"], rows[0]["first_blocks"]) == ("2", "0 3")
     assert "are 2, 2, 2, 1: a ds_config.json has one size" in rows[2]["reason"]

@@ -1,6 +1,5 @@
 """Does what DeepSpeed partitions equal one process, are its traps avoided, and is what it cannot do told before?"""
 
-import dataclasses
 import importlib.util
 import os
 import tempfile
@@ -15,8 +14,9 @@ from launch.reference import reference
 from models.architectures import build
 from models.config import Architecture
 from parallel.comm import Comm
+from parallel.engines.choice import PARTITIONS, EngineChoice
 from parallel.engines.deepspeed_config import ds_config
-from parallel.engines.engine import PARTITIONS, unsupported
+from parallel.engines.engine import unsupported
 from parallel.engines.listed_layers import Current, Parts
 from parallel.layouts import Layout
 from parallel.plans import plan
@@ -247,9 +247,8 @@ def test_stages_are_those_of_deepspeeds_method(
 @pytest.mark.parametrize("method", PARTITIONS["deepspeed"])
 def test_stages_of_a_method_of_its_own_equal_one_process(method: str, two_ranks: Ranks) -> None:
     layout = Layout(pp=2, microbatches=3, cut=(1,))
-    case = engine_case("deepspeed", "encoder_decoder", layout, changes=tying("encoder_decoder", TIED))
-    parity = two_ranks.run(proved, dataclasses.replace(case, engine_partition=method))[0]
-    assert parity.failures == ()
+    case = engine_case(f"deepspeed:{method}", "encoder_decoder", layout, changes=tying("encoder_decoder", TIED))
+    assert two_ranks.run(proved, case)[0].failures == ()
 
 
 def blocks_of_stage(worker: Worker, case: Case, method: str) -> int:
@@ -284,10 +283,10 @@ def blocks_of_stage(worker: Worker, case: Case, method: str) -> int:
     ],
 )
 def test_what_deepspeed_cannot_do_is_told(layout: Layout, line: str) -> None:
-    assert unsupported("deepspeed", small_config("encoder_decoder"), layout) == line
+    assert unsupported(EngineChoice("deepspeed"), small_config("encoder_decoder"), layout) == line
 
 
 def test_an_engine_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     line = "the deepspeed engine is not installed: pip install 'twinshard[engines]'"
-    assert unsupported("deepspeed", small_config("decoder_only"), Layout(dp=2)) == line
+    assert unsupported(EngineChoice("deepspeed"), small_config("decoder_only"), Layout(dp=2)) == line

@@ -8,6 +8,7 @@ import pytest
 from launch.case import Case
 from launch.parity import LEARNING_RATE, Parity, case_batch
 from models.config import Architecture
+from parallel.engines.choice import EngineChoice
 from parallel.engines.deepspeed_config import ds_config
 from parallel.engines.engine import unsupported
 from parallel.layouts import Layout
@@ -199,4 +200,4 @@ def mask_seeds(worker: Worker, case: Case) -> list[int]:
     ],
 )
 def test_what_ulysses_attention_cannot_do_is_told(layout: Layout, line: str) -> None:
-    assert unsupported("deepspeed", small_config("encoder_decoder"), layout) == line
+    assert unsupported(EngineChoice("deepspeed"), small_config("encoder_decoder"), layout) == line

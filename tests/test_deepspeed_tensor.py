@@ -10,6 +10,7 @@ from launch.parity import case_batch
 from models.architectures import build
 from models.config import Architecture, ModelConfig
 from parallel.comm import Comm
+from parallel.engines.choice import EngineChoice
 from parallel.engines.engine import unsupported
 from parallel.layouts import Layout
 from parallel.plans import plan
@@ -147,4 +148,4 @@ def sums_of_ones(worker: Worker, case: Case) -> tuple[float, ...]:
     ],
 )
 def test_what_autotp_cannot_do_is_told(layout: Layout, line: str) -> None:
-    assert unsupported("deepspeed", small_config("encoder_decoder"), layout) == line
+    assert unsupported(EngineChoice("deepspeed"), small_config("encoder_decoder"), layout) == line

@@ -276,7 +276,7 @@ def test_what_the_engine_does_not_run_becomes_a_cell_with_a_reason() -> None:
 
 def test_every_engine_runs_every_cell_next_to_the_others() -> None:
     cells = resolve(changed(engine=["native", "torch"], layouts=[{"tp": 2}])).cells
-    assert [(cell.model.name, cell.engine) for cell in cells] == [
+    assert [(cell.model.name, cell.engine.name) for cell in cells] == [
         (model, engine) for model in ("pair", "single") for engine in ("native", "torch")
     ]
     native, torch = cells[:2]
@@ -289,7 +289,7 @@ def test_every_engine_runs_every_cell_next_to_the_others() -> None:
 def test_an_engine_that_cannot_refuses_its_own_cell_only_even_where_what_is_illegal_is_skipped() -> None:
     layouts = [{"dp": 2, "zero": [0, 2], "models": ["pair"], "illegal": "skip"}, {}]
     refusals = {
-        (cell.engine, cell.layout.zero): cell.refusal
+        (cell.engine.name, cell.layout.zero): cell.refusal
         for cell in resolve(changed(engine=["native", "torch"], layouts=layouts)).cells
         if cell.layout.dp == 2
     }

@@ -8,6 +8,7 @@ import torch
 from launch.parity import case_batch
 from models.batch import Batch
 from models.config import Architecture
+from parallel.engines.choice import EngineChoice
 from parallel.engines.engine import Engine, unsupported
 from parallel.layouts import Layout
 from parallel.sequence import deal
@@ -142,10 +143,13 @@ def test_half_precision_learns(two_ranks: Ranks) -> None:
     ],
 )
 def test_what_fairscale_cannot_do_is_told(layout: Layout, changes: dict[str, object], line: str) -> None:
-    assert unsupported("fairscale", small_config("decoder_only", **({"vocabulary": 32} | changes)), layout) == line
+    assert (
+        unsupported(EngineChoice("fairscale"), small_config("decoder_only", **({"vocabulary": 32} | changes)), layout)
+        == line
+    )
 
 
 def test_an_engine_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     line = "the fairscale engine is not installed: pip install 'twinshard[engines]'"
-    assert unsupported("fairscale", small_config("decoder_only"), Layout()) == line
+    assert unsupported(EngineChoice("fairscale"), small_config("decoder_only"), Layout()) == line

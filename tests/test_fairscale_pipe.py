@@ -1,6 +1,5 @@
 """Do the stages that fairscale's Pipe drives from one process equal one process, and who holds and tells what?"""
 
-import dataclasses
 import importlib.util
 import threading
 from typing import Any
@@ -16,6 +15,7 @@ from launch.facts import report
 from launch.parity import case_batch
 from models.config import Architecture, ModelConfig
 from parallel.comm import Comm
+from parallel.engines.choice import EngineChoice, EngineName
 from parallel.engines.engine import build
 from parallel.layouts import Layout
 from parallel.plans import plan
@@ -72,8 +72,7 @@ def test_stages_in_the_middle_and_fewer_microbatches_than_stages_equal_one_proce
 
 def test_stages_that_fairscale_balances_by_time_equal_one_process(two_ranks: Ranks) -> None:
     """The tool runs copies of layers that share rows: neither they nor their gradients may stay."""
-    case = engine_case("fairscale", "encoder_decoder", PIPE, changes=tying("encoder_decoder", TIED))
-    case = dataclasses.replace(case, engine_partition="time")
+    case = engine_case("fairscale:time", "encoder_decoder", PIPE, changes=tying("encoder_decoder", TIED))
     assert two_ranks.run(proved, case)[0].failures == ()
 
 
@@ -87,11 +86,13 @@ def test_masks_of_dropout_are_those_of_every_engine(recompute: Any, two_ranks: R
     assert pipe == pytest.approx(native, rel=EXACT_RTOL)
 
 
-def losses(worker: Worker, config: ModelConfig, layout: Layout, name: Any) -> list[float]:
+def losses(worker: Worker, config: ModelConfig, layout: Layout, name: EngineName) -> list[float]:
     """Loss and gradient norm of three steps."""
     partitioning = plan(config, layout)
     comm = Comm.create(plan=partitioning, rank=worker.rank, groups=worker.groups, device=CPU)
-    engine = build(name, plan=partitioning, comm=comm, seed=3, dtype=torch.float64, device=CPU, learning_rate=0.1)
+    engine = build(
+        EngineChoice(name), plan=partitioning, comm=comm, seed=3, dtype=torch.float64, device=CPU, learning_rate=0.1
+    )
     steps = [engine.step(small_batch(config, num_sequences=4)) for _ in range(3)]
     return [number for facts in steps for number in (facts.loss, facts.gradient_norm)]
 

@@ -20,6 +20,7 @@ from models.costs import parameter_counts
 from models.initial import canonical_name
 from parallel.account import account
 from parallel.edges import Edge, edges
+from parallel.engines.choice import NATIVE
 from parallel.engines.engine import unsupported
 from parallel.figures import StepShape, differences
 from parallel.held import Held
@@ -253,6 +254,6 @@ def test_a_record_counts_what_makes_them_under_the_maker() -> None:
 def test_chunks_are_refused_before_any_process_starts() -> None:
     layout = shipping(pp=2, chunks=2, placement="interleaved", schedule="interleaved")
     assert (
-        unsupported("native", CONFIG, layout)
+        unsupported(NATIVE, CONFIG, layout)
         == "transport = 'kv' wants one stage a rank: chunks = 2; use chunks = 1 or 'direct'"
     )

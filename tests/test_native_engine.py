@@ -7,6 +7,7 @@ from models.config import Architecture, ModelConfig
 from models.costs import parameter_counts
 from models.initial import draw
 from parallel.comm import Comm
+from parallel.engines.choice import NATIVE
 from parallel.engines.engine import OptimizerName, StepFacts, unsupported
 from parallel.engines.native import NativeEngine
 from parallel.layouts import Layout
@@ -159,10 +160,10 @@ def test_a_step_without_update_changes_no_weight_and_repeats() -> None:
 def test_a_layout_that_the_engine_cannot_run_is_refused(layout: Layout, message: str) -> None:
     config = small_config("decoder_only")
     planned = plan(config, layout)
-    assert unsupported("native", config, layout) == message
+    assert unsupported(NATIVE, config, layout) == message
     with rank_of(planned, 0) as comm, pytest.raises(ValueError, match=f"^{message}$"):
         NativeEngine(plan=planned, comm=comm, seed=0, dtype=torch.float32, device=CPU)
-    assert unsupported("native", config, Layout(tp=2, dp=2, pp=2)) is None
+    assert unsupported(NATIVE, config, Layout(tp=2, dp=2, pp=2)) is None
 
 
 # ---- how sequences reach a rank -----------------------------------------------------------------------------------

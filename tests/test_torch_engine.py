@@ -17,6 +17,7 @@ from launch.parity import LARGEST_ERROR, Parity, case_batch, check_parity
 from models.batch import IGNORED, Batch, synthetic_batch
 from models.config import Architecture, ModelConfig
 from parallel.comm import Comm
+from parallel.engines.choice import NATIVE, EngineChoice
 from parallel.engines.engine import StepFacts, build
 from parallel.engines.torch_pipeline import equal_microbatches
 from parallel.layouts import Layout
@@ -64,7 +65,7 @@ def case_of(config: ModelConfig, layout: Layout) -> Case:
         name=layout.label,
         config=config,
         layout=layout,
-        engine="torch",
+        engine=EngineChoice("torch"),
         num_sequences=num_sequences * layout.dp,
         source_length=7,
         target_length=9,
@@ -126,7 +127,7 @@ def gradients(worker: Worker, config: ModelConfig, layout: Layout) -> dict[str, 
     """Whole gradients of one step, on rank 0."""
     planned = plan(config, layout)
     comm = Comm.create(plan=planned, rank=worker.rank, groups=worker.groups, device=CPU)
-    engine = build("torch", plan=planned, comm=comm, seed=0, dtype=torch.float64, device=CPU)
+    engine = build(EngineChoice("torch"), plan=planned, comm=comm, seed=0, dtype=torch.float64, device=CPU)
     engine.step(deal(small_batch(config, num_sequences=5), layout, comm.coordinate.dp), update=False)
     told = engine.gather("gradient")
     return {} if told is None else told.tensors
@@ -151,7 +152,7 @@ def trained(worker: Worker, config: ModelConfig, layout: Layout) -> tuple[list[S
     planned = plan(config, layout)
     comm = Comm.create(plan=planned, rank=worker.rank, groups=worker.groups, device=CPU)
     engine = build(
-        "torch",
+        EngineChoice("torch"),
         plan=planned,
         comm=comm,
         seed=2,
@@ -171,7 +172,7 @@ def trained_alone(config: ModelConfig) -> list[StepFacts]:
     planned = plan(config, Layout())
     with rank_of(planned, 0) as comm:
         engine = build(
-            "native",
+            NATIVE,
             plan=planned,
             comm=comm,
             seed=2,
@@ -224,7 +225,7 @@ def recorded(worker: Worker, config: ModelConfig, layout: Layout) -> tuple[list[
     """What the third of three steps sends: the first finds partners and shapes, the second settles DDP's buckets."""
     planned = plan(config, layout)
     comm = Comm.create(plan=planned, rank=worker.rank, groups=worker.groups, device=CPU)
-    engine = build("torch", plan=planned, comm=comm, seed=0, dtype=torch.float32, device=CPU)
+    engine = build(EngineChoice("torch"), plan=planned, comm=comm, seed=0, dtype=torch.float32, device=CPU)
     batch = deal(full_batch(config), layout, comm.coordinate.dp)
     engine.step(batch)
     engine.step(batch)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.distributed.pipelining import Schedule1F1B
 
+from parallel.engines.choice import EngineChoice
 from parallel.engines.engine import build, unsupported
 from parallel.layouts import Layout
 from parallel.plans import plan
@@ -50,10 +51,10 @@ def test_torch_still_refuses_fewer_microbatches_than_stages() -> None:
 )
 def test_what_torch_cannot_run_is_told_in_one_line(layout: Layout, line: str) -> None:
     config = small_config("encoder_decoder")
-    told = unsupported("torch", config, layout)
+    told = unsupported(EngineChoice("torch"), config, layout)
     assert told is not None
     assert line in told
     assert "\n" not in told
     planned = plan(config, layout)
     with rank_of(planned, 0) as comm, pytest.raises(ValueError, match=re.escape(line)):
-        build("torch", plan=planned, comm=comm, seed=0, dtype=torch.float32, device=CPU)
+        build(EngineChoice("torch"), plan=planned, comm=comm, seed=0, dtype=torch.float32, device=CPU)

@@ -14,7 +14,8 @@ from models.config import ModelConfig
 from models.named import named_model
 from models.published_fields import published_fields
 from parallel.comm import Groups
-from parallel.engines.engine import EngineName, build, unsupported
+from parallel.engines.choice import NATIVE, EngineChoice
+from parallel.engines.engine import build, unsupported
 from parallel.layouts import Layout
 from parallel.plans import plan
 from tests.one_rank import CPU, rank_of
@@ -25,6 +26,7 @@ T5: dict[str, Any] = {
     "norm": "rmsnorm", "positions": "relative", "num_kv_heads": 4, "qkv_bias": False, "attention_output_bias": False,
     "ffn_bias": False, "attention_scale": False, "tying": "all",
 }  # fmt: skip
+THEIRS = EngineChoice("transformers")
 MODELS: dict[str, ModelConfig] = {
     "llama": named_model("tiny-llama"),
     "llama tied and biased": named_model("tiny-llama").replace(
@@ -36,7 +38,7 @@ MODELS: dict[str, ModelConfig] = {
 
 
 def case(model: str, layout: Layout) -> Case:
-    return case_of(MODELS[model], layout, engine="transformers")
+    return case_of(MODELS[model], layout, engine=THEIRS)
 
 
 def proved(one: Case) -> Parity:
@@ -56,12 +58,11 @@ def test_a_step_equals_one_process(model: str, layout: Layout) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_it_learns_what_the_native_engine_learns(model: str, dtype: torch.dtype) -> None:
     one = case(model, Layout(microbatches=2))
-    told: dict[EngineName, list[float]] = {}
-    held = {}
-    for name in ("native", "transformers"):
+    told, held = {}, {}
+    for choice in (NATIVE, THEIRS):
         with rank_of(plan(one.config, one.layout), 0) as comm:
             engine = build(
-                name,
+                choice,
                 plan=plan(one.config, one.layout),
                 comm=comm,
                 seed=0,
@@ -70,11 +71,11 @@ def test_it_learns_what_the_native_engine_learns(model: str, dtype: torch.dtype)
                 optimizer="adamw",
                 learning_rate=0.02,
             )
-            told[name] = [engine.step(case_batch(one, seed=0)).loss for _ in range(4)]
-            held[name] = (engine.num_parameters, engine.parameter_bytes, engine.gradient_bytes)
-    assert told["transformers"][3] < told["transformers"][0]
-    assert told["transformers"] == pytest.approx(told["native"], rel=1e-4 if dtype == torch.float32 else 0.05)
-    assert held["transformers"] == held["native"]
+            told[choice] = [engine.step(case_batch(one, seed=0)).loss for _ in range(4)]
+            held[choice] = (engine.num_parameters, engine.parameter_bytes, engine.gradient_bytes)
+    assert told[THEIRS][3] < told[THEIRS][0]
+    assert told[THEIRS] == pytest.approx(told[NATIVE], rel=1e-4 if dtype == torch.float32 else 0.05)
+    assert held[THEIRS] == held[NATIVE]
 
 
 @pytest.mark.parametrize("name", ["llama-2-7b", "llama-3-8b", "t5-small", "t5-11b", "tiny-llama", "tiny-t5"])
@@ -113,17 +114,15 @@ def test_a_model_comes_back_from_its_file(name: str) -> None:
     ],
 )
 def test_what_it_cannot_run_is_told(model: str, layout: Layout, line: str) -> None:
-    assert unsupported("transformers", named_model(model), layout) == line
+    assert unsupported(THEIRS, named_model(model), layout) == line
 
 
 def test_the_experiment_has_pairs_of_one_configuration_in_one_group_of_turns() -> None:
     experiment = load(EXPERIMENT.with_name("single_process.toml"))
     assert not any(cell.refusal for cell in experiment.cells)
     assert len(experiment.cells) <= experiment.settings.interleave
-    natives, theirs = (
-        [cell for cell in experiment.cells if cell.engine == name] for name in ("native", "transformers")
-    )
-    pairs = [dataclasses.replace(cell, engine="transformers") for cell in natives if not cell.is_control]
+    natives, theirs = ([cell for cell in experiment.cells if cell.engine == choice] for choice in (NATIVE, THEIRS))
+    pairs = [dataclasses.replace(cell, engine=THEIRS) for cell in natives if not cell.is_control]
     assert pairs == theirs
     for architecture in ("encoder_decoder", "decoder_only"):
         assert len({cell.model.width for cell in theirs if cell.model.architecture == architecture}) == 2

@@ -17,6 +17,7 @@ from launch.cli import answer
 from launch.matrix import cases as matrix_cases
 from launch.parity import KINDS, Parity, Worst
 from launch.proof import Verdict
+from parallel.engines.choice import EngineChoice
 from parallel.engines.engine import unsupported
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -113,13 +114,13 @@ def test_last_line_and_exit_code_tell_what_came_out(
 
 def test_what_an_engine_cannot_run_is_told_and_the_rest_is_proved(capsys: pytest.CaptureFixture[str]) -> None:
     cases = matrix_cases(quick=True)
-    reasons = [unsupported("torch", case.config, case.layout) for case in cases]
+    reasons = [unsupported(EngineChoice("torch"), case.config, case.layout) for case in cases]
     num_able = reasons.count(None)
     assert 0 < num_able < len(cases)
     judged = Judged([parity(0.0)] * num_able)
     with mock.patch.object(verify, "Proof", judged):
         assert answer(["verify", "--engine", "torch", "--matrix", "--quick"]) == 0
-    assert {case.engine for case in judged.cases} == {"torch"}
+    assert {case.engine for case in judged.cases} == {EngineChoice("torch")}
     told = capsys.readouterr().out.splitlines()
     assert told[-1].startswith(f"{num_able} passed, 0 failed, {len(cases) - num_able} unsupported, worst")
     for reason in {reason for reason in reasons if reason}:
