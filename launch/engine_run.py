@@ -20,6 +20,7 @@ from launch.parts import TimedParts, timed_parts
 from models.batch import Batch
 from parallel.comm import Comm, Groups
 from parallel.engines.engine import Engine, StepFacts, build
+from parallel.engines.settings import EngineSettings
 from parallel.figures import RankFigures
 from parallel.ledger import Event
 from parallel.operators import Operator
@@ -104,17 +105,15 @@ class EngineRun:
         self._others_bytes = torch.cuda.memory_allocated(self._device) if self._on_gpu else 0
         self.plan = plan(cell.model, cell.layout, cell.profile)
         self.comm = Comm.create(plan=self.plan, rank=here.rank, groups=groups, device=here.device)
-        began = time.perf_counter()
-        self.engine = build(
-            cell.engine,
-            plan=self.plan,
-            comm=self.comm,
+        settings = EngineSettings(
             seed=cell.settings.seed,
             dtype=DTYPES[cell.settings.dtype],
             device=here.device,
             optimizer=cell.settings.optimizer,
             learning_rate=cell.settings.learning_rate,
         )
+        began = time.perf_counter()
+        self.engine = build(cell.engine, plan=self.plan, comm=self.comm, settings=settings)
         self._clock.finish()
         self.startup_seconds = time.perf_counter() - began
         self.share = deal(batch, cell.layout, self.comm.coordinate.dp)

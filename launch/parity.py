@@ -34,6 +34,7 @@ from parallel.comm import Comm, Groups
 from parallel.compiled import as_written, compilations
 from parallel.engines.engine import Engine, StepFacts, build
 from parallel.engines.gathered import Gathered
+from parallel.engines.settings import EngineSettings
 from parallel.plans import plan
 from parallel.recorder import Recorder
 from parallel.sequence import deal
@@ -150,16 +151,10 @@ def check_parity(case: Case, *, groups: Groups, rank: int, device: torch.device,
     partitioning = plan(case.config, case.layout, case.profile)
     comm = Comm.create(plan=partitioning, rank=rank, groups=groups, device=device)
     batch = case_batch(case, seed=seed)
-    engine = build(
-        case.engine,
-        plan=partitioning,
-        comm=comm,
-        seed=seed,
-        dtype=torch.float64,
-        device=device,
-        optimizer="sgd",
-        learning_rate=LEARNING_RATE,
+    settings = EngineSettings(
+        seed=seed, dtype=torch.float64, device=device, optimizer="sgd", learning_rate=LEARNING_RATE
     )
+    engine = build(case.engine, plan=partitioning, comm=comm, settings=settings)
     share = deal(batch, case.layout, comm.coordinate.dp)
     difference = _compiling_difference(engine, share) if case.engine.compiled else None
     with as_written() if case.engine.compiled else contextlib.nullcontext():

@@ -25,6 +25,7 @@ from models.config import ModelConfig
 from models.slicing import tie
 from parallel.comm import Comm, Group, Groups
 from parallel.engines.native import NativeEngine
+from parallel.engines.settings import EngineSettings
 from parallel.figures import StepShape
 from parallel.parallelize import parallelize
 from parallel.plan import Plan
@@ -51,7 +52,8 @@ def dry_engine(plan: Plan, rank: int, dtype_bytes: int) -> Iterator[NativeEngine
         with _DryTensors():
             _fill(model, dtype)
             tie(model, plan.config)
-            yield NativeEngine(plan=plan, comm=comm, seed=0, dtype=dtype, device=CPU, model=model)
+            settings = EngineSettings(seed=0, dtype=dtype, device=CPU)
+            yield NativeEngine(plan=plan, comm=comm, settings=settings, model=model)
     finally:
         dist.destroy_process_group()
 

@@ -11,6 +11,7 @@ from models.config import Architecture
 from parallel.comm import Comm
 from parallel.engines.choice import EngineChoice
 from parallel.engines.engine import Engine, OptimizerName, build
+from parallel.engines.settings import EngineSettings
 from parallel.layouts import Layout
 from parallel.plans import plan
 from parallel.sequence import deal
@@ -71,16 +72,8 @@ def engine_of(
     """The engine of a case on this rank, its weights drawn from seed 0."""
     partitioning = plan(case.config, case.layout, case.profile)
     comm = Comm.create(plan=partitioning, rank=worker.rank, groups=worker.groups, device=CPU)
-    return build(
-        case.engine,
-        plan=partitioning,
-        comm=comm,
-        seed=0,
-        dtype=dtype,
-        device=CPU,
-        optimizer=optimizer,
-        learning_rate=learning_rate,
-    )
+    settings = EngineSettings(seed=0, dtype=dtype, device=CPU, optimizer=optimizer, learning_rate=learning_rate)
+    return build(case.engine, plan=partitioning, comm=comm, settings=settings)
 
 
 def proved(worker: Worker, case: Case) -> Parity:

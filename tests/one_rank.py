@@ -16,6 +16,7 @@ from models.batch import Batch
 from models.model import Model
 from parallel.comm import Comm, Groups
 from parallel.engines.native import NativeEngine
+from parallel.engines.settings import EngineSettings
 from parallel.parallelize import parallelize
 from parallel.plan import Plan
 from parallel.sequence import deal
@@ -43,7 +44,7 @@ def part_of(plan: Plan, comm: Comm) -> Model:
 
 def step_of(plan: Plan, comm: Comm, batch: Batch, *, dtype: torch.dtype = torch.float32) -> NativeEngine:
     """A rank's engine after one step whose ledger starts empty. `batch` is that of the whole step."""
-    engine = NativeEngine(plan=plan, comm=comm, seed=0, dtype=dtype, device=CPU)
+    engine = NativeEngine(plan=plan, comm=comm, settings=EngineSettings(seed=0, dtype=dtype, device=CPU))
     comm.ledger.clear()
     engine.step(deal(batch, plan.layout, comm.coordinate.dp))
     return engine

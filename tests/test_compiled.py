@@ -23,6 +23,7 @@ from parallel.compiled import compilations
 from parallel.engines.choice import NATIVE, EngineChoice
 from parallel.engines.engine import unsupported
 from parallel.engines.native import NativeEngine
+from parallel.engines.settings import EngineSettings
 from parallel.layouts import Layout
 from parallel.plans import plan
 from tests.engine_steps import engine_case
@@ -77,9 +78,8 @@ def test_machine_code_of_blocks_equals_one_process() -> None:
 def engine_of(architecture: Architecture, layout: Layout, *, is_compiled: bool, **changes: object) -> NativeEngine:
     config = small_config(architecture, **changes)
     with rank_of(plan(config, layout), 0) as comm:
-        return NativeEngine(
-            plan=plan(config, layout), comm=comm, seed=0, dtype=torch.float64, device=CPU, compiled=is_compiled
-        )
+        settings = EngineSettings(seed=0, dtype=torch.float64, device=CPU)
+        return NativeEngine(plan=plan(config, layout), comm=comm, settings=settings, compiled=is_compiled)
 
 
 @pytest.mark.usefixtures("graphs_only")

@@ -18,6 +18,7 @@ from parallel.engines.choice import PARTITIONS, EngineChoice
 from parallel.engines.deepspeed_config import ds_config
 from parallel.engines.engine import unsupported
 from parallel.engines.listed_layers import Current, Parts
+from parallel.engines.settings import EngineSettings
 from parallel.layouts import Layout
 from parallel.plans import plan
 from parallel.sequence import deal
@@ -257,7 +258,8 @@ def blocks_of_stage(worker: Worker, case: Case, method: str) -> int:
 
     partitioning = plan(case.config, case.layout)
     comm = Comm.create(plan=partitioning, rank=worker.rank, groups=worker.groups, device=CPU)
-    engine = DeepspeedEngine(plan=partitioning, comm=comm, seed=0, dtype=torch.float32, device=CPU, partition=method)
+    settings = EngineSettings(seed=0, dtype=torch.float32, device=CPU)
+    engine = DeepspeedEngine(plan=partitioning, comm=comm, settings=settings, partition=method)
     return len(engine.held_blocks)
 
 

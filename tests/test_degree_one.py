@@ -6,6 +6,7 @@ import torch
 from models.config import Architecture
 from parallel.engines.engine import OptimizerName
 from parallel.engines.native import NativeEngine
+from parallel.engines.settings import EngineSettings
 from parallel.layouts import Layout
 from parallel.parallelize import parallelize
 from parallel.plans import plan
@@ -33,15 +34,8 @@ def test_degree_one_equals_plain_pytorch_bit_for_bit(
 ) -> None:
     config = small_config(architecture, tying="head", dropout=0.1, attention_dropout=0.1, ffn_dropout=0.1)
     batch = small_batch(config)
-    engine = NativeEngine(
-        plan=plan(config, Layout()),
-        comm=alone(),
-        seed=3,
-        dtype=dtype,
-        device=CPU,
-        optimizer=optimizer,
-        learning_rate=0.05,
-    )
+    settings = EngineSettings(seed=3, dtype=dtype, device=CPU, optimizer=optimizer, learning_rate=0.05)
+    engine = NativeEngine(plan=plan(config, Layout()), comm=alone(), settings=settings)
     plain = small_model(config, seed=3, dtype=dtype).train()
     plain.mask_key.seed = 3
     parameters = list(plain.parameters())

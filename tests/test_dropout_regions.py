@@ -13,6 +13,7 @@ from models.config import Architecture, ModelConfig
 from models.dropout import Dropout
 from parallel.comm import Comm
 from parallel.engines.native import NativeEngine
+from parallel.engines.settings import EngineSettings
 from parallel.layouts import Layout, Schedule
 from parallel.plans import plan
 from parallel.sequence import deal
@@ -55,7 +56,7 @@ def masks_of(drawn: Masks, config: ModelConfig, layout: Layout, rank: int, *, nu
     planned = plan(config, layout)
     batch = small_batch(config, num_sequences=6 * layout.dp)
     with rank_of(planned, rank) as comm:
-        engine = NativeEngine(plan=planned, comm=comm, seed=5, dtype=torch.float64, device=CPU)
+        engine = NativeEngine(plan=planned, comm=comm, settings=EngineSettings(seed=5, dtype=torch.float64, device=CPU))
         for _ in range(num_steps):
             engine.step(deal(batch, layout, comm.coordinate.dp))
     return dict(drawn)
@@ -142,7 +143,8 @@ def test_the_next_step_draws_other_masks(drawn: Masks) -> None:
 
 def facts_of(comm: Comm, config: ModelConfig, layout: Layout) -> tuple[float, float]:
     """Loss and gradient norm of a second step of twelve sequences."""
-    engine = NativeEngine(plan=plan(config, layout), comm=comm, seed=5, dtype=torch.float64, device=CPU)
+    settings = EngineSettings(seed=5, dtype=torch.float64, device=CPU)
+    engine = NativeEngine(plan=plan(config, layout), comm=comm, settings=settings)
     batch = deal(small_batch(config, num_sequences=12), layout, comm.coordinate.dp)
     engine.step(batch)
     facts = engine.step(batch)
@@ -196,7 +198,8 @@ def test_recomputation_under_tensor_parallelism_gives_the_same_loss(layout: Layo
 def hidden_states(worker: Worker, config: ModelConfig, layout: Layout) -> list[list[list[float]]]:
     """What every block of this rank gave, flattened, in order."""
     comm = Comm.create(plan=plan(config, layout), rank=worker.rank, groups=worker.groups, device=CPU)
-    engine = NativeEngine(plan=plan(config, layout), comm=comm, seed=5, dtype=torch.float64, device=CPU)
+    settings = EngineSettings(seed=5, dtype=torch.float64, device=CPU)
+    engine = NativeEngine(plan=plan(config, layout), comm=comm, settings=settings)
     given: list[Tensor] = []
     for name, module in engine.model.named_modules():
         if name.rpartition(".")[0].endswith(".block"):

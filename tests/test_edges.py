@@ -13,6 +13,7 @@ from models.model import Hidden
 from parallel.comm import Comm, Message, Pending
 from parallel.engines.engine import StepFacts
 from parallel.engines.native import NativeEngine
+from parallel.engines.settings import EngineSettings
 from parallel.layouts import Layout, Schedule
 from parallel.plans import plan
 from parallel.schedule import Direction
@@ -50,7 +51,8 @@ def detached_memory(left: Hidden) -> Hidden:
 
 
 def engine_of(comm: Comm, layout: Layout) -> NativeEngine:
-    return NativeEngine(plan=plan(CONFIG, layout), comm=comm, seed=0, dtype=torch.float64, device=CPU)
+    settings = EngineSettings(seed=0, dtype=torch.float64, device=CPU)
+    return NativeEngine(plan=plan(CONFIG, layout), comm=comm, settings=settings)
 
 
 def change_what_leaves(engine: NativeEngine, change: Change) -> None:

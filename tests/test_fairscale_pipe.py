@@ -17,6 +17,7 @@ from models.config import Architecture, ModelConfig
 from parallel.comm import Comm
 from parallel.engines.choice import EngineChoice, EngineName
 from parallel.engines.engine import build
+from parallel.engines.settings import EngineSettings
 from parallel.layouts import Layout
 from parallel.plans import plan
 from parallel.recorder import Recorder
@@ -90,9 +91,8 @@ def losses(worker: Worker, config: ModelConfig, layout: Layout, name: EngineName
     """Loss and gradient norm of three steps."""
     partitioning = plan(config, layout)
     comm = Comm.create(plan=partitioning, rank=worker.rank, groups=worker.groups, device=CPU)
-    engine = build(
-        EngineChoice(name), plan=partitioning, comm=comm, seed=3, dtype=torch.float64, device=CPU, learning_rate=0.1
-    )
+    settings = EngineSettings(seed=3, dtype=torch.float64, device=CPU, learning_rate=0.1)
+    engine = build(EngineChoice(name), plan=partitioning, comm=comm, settings=settings)
     steps = [engine.step(small_batch(config, num_sequences=4)) for _ in range(3)]
     return [number for facts in steps for number in (facts.loss, facts.gradient_norm)]
 

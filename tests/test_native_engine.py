@@ -10,6 +10,7 @@ from parallel.comm import Comm
 from parallel.engines.choice import NATIVE
 from parallel.engines.engine import OptimizerName, StepFacts, unsupported
 from parallel.engines.native import NativeEngine
+from parallel.engines.settings import EngineSettings
 from parallel.layouts import Layout
 from parallel.plans import plan
 from parallel.sequence import deal, microbatches, pad
@@ -29,15 +30,10 @@ def tied(architecture: Architecture) -> ModelConfig:
 def train(
     comm: Comm, config: ModelConfig, layout: Layout, optimizer: OptimizerName, dtype: torch.dtype, num_steps: int
 ) -> tuple[list[StepFacts], NativeEngine]:
-    engine = NativeEngine(
-        plan=plan(config, layout),
-        comm=comm,
-        seed=2,
-        dtype=dtype,
-        device=CPU,
-        optimizer=optimizer,
-        learning_rate=0.02 if optimizer == "adamw" else 0.5,
+    settings = EngineSettings(
+        seed=2, dtype=dtype, device=CPU, optimizer=optimizer, learning_rate=0.02 if optimizer == "adamw" else 0.5
     )
+    engine = NativeEngine(plan=plan(config, layout), comm=comm, settings=settings)
     batch = deal(small_batch(config, num_sequences=6), layout, comm.coordinate.dp)
     return [engine.step(batch) for _ in range(num_steps)], engine
 
@@ -162,7 +158,7 @@ def test_a_layout_that_the_engine_cannot_run_is_refused(layout: Layout, message:
     planned = plan(config, layout)
     assert unsupported(NATIVE, config, layout) == message
     with rank_of(planned, 0) as comm, pytest.raises(ValueError, match=f"^{message}$"):
-        NativeEngine(plan=planned, comm=comm, seed=0, dtype=torch.float32, device=CPU)
+        NativeEngine(plan=planned, comm=comm, settings=EngineSettings(seed=0, dtype=torch.float32, device=CPU))
     assert unsupported(NATIVE, config, Layout(tp=2, dp=2, pp=2)) is None
 
 

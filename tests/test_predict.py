@@ -13,6 +13,7 @@ from models.costs import ParameterCounts, parameter_counts
 from models.named import named_model
 from parallel.comm import Comm
 from parallel.engines.native import NativeEngine
+from parallel.engines.settings import EngineSettings
 from parallel.events import step_events
 from parallel.figures import PhaseFlops, RankFigures, StepShape, differences
 from parallel.layouts import Layout
@@ -72,7 +73,8 @@ def _computing(operators: Iterable[Operator]) -> frozenset[Operator]:
 
 def _measure(worker: Worker, made: Plan, shape: StepShape) -> tuple[RankFigures, frozenset[Operator]]:
     comm = Comm.create(plan=made, rank=worker.rank, groups=worker.groups, device=torch.device("cpu"))
-    engine = NativeEngine(plan=made, comm=comm, seed=1, dtype=DTYPES[shape.dtype_bytes], device=torch.device("cpu"))
+    settings = EngineSettings(seed=1, dtype=DTYPES[shape.dtype_bytes], device=torch.device("cpu"))
+    engine = NativeEngine(plan=made, comm=comm, settings=settings)
     batch = synthetic_batch(
         made.config,
         num_sequences=shape.num_sequences * made.layout.dp,
@@ -112,9 +114,8 @@ def test_predicted_traced_and_measured_ranks_are_equal(four_ranks: Ranks, archit
 
 def _adamw_bytes(worker: Worker, made: Plan, shape: StepShape) -> int:
     comm = Comm.create(plan=made, rank=worker.rank, groups=worker.groups, device=torch.device("cpu"))
-    engine = NativeEngine(
-        plan=made, comm=comm, seed=1, dtype=torch.float32, device=torch.device("cpu"), optimizer="adamw"
-    )
+    settings = EngineSettings(seed=1, dtype=torch.float32, device=torch.device("cpu"), optimizer="adamw")
+    engine = NativeEngine(plan=made, comm=comm, settings=settings)
     engine.step(
         synthetic_batch(
             made.config,

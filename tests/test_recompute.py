@@ -10,6 +10,7 @@ from models.attention import AttentionMask
 from models.blocks import DecoderBlock, EncoderBlock
 from models.config import Architecture
 from parallel.engines.native import NativeEngine
+from parallel.engines.settings import EngineSettings
 from parallel.layouts import AttentionKernel, Layout, Recompute
 from parallel.plans import plan
 from parallel.recompute import apply_recompute, recompute_block
@@ -25,7 +26,7 @@ def gradients_of(architecture: Architecture, layout: Layout, **changes: object) 
     config = small_config(architecture, **(drops | changes))
     planned = plan(config, layout)
     with rank_of(planned, 0) as comm:
-        engine = NativeEngine(plan=planned, comm=comm, seed=4, dtype=torch.float64, device=CPU)
+        engine = NativeEngine(plan=planned, comm=comm, settings=EngineSettings(seed=4, dtype=torch.float64, device=CPU))
         engine.step(small_batch(config))
         facts = engine.step(small_batch(config))
         return facts.loss, engine.gradients.views
@@ -61,7 +62,7 @@ def test_selective_runs_every_core_twice_and_full_every_block(
     planned = plan(small_config(architecture, attention_dropout=0.1), Layout(recompute=recompute))
     calls: Counter[str] = Counter()
     with rank_of(planned, 0) as comm:
-        engine = NativeEngine(plan=planned, comm=comm, seed=4, dtype=torch.float64, device=CPU)
+        engine = NativeEngine(plan=planned, comm=comm, settings=EngineSettings(seed=4, dtype=torch.float64, device=CPU))
         for name, module in engine.model.named_modules():
 
             def count(*_: object, name: str = name) -> None:
@@ -127,6 +128,7 @@ def test_a_recomputation_is_part_of_the_backward() -> None:
     """Its collectives are written as such."""
     planned = plan(small_config("decoder_only"), Layout(tp=2, recompute="full"))
     with rank_of(planned, 0) as comm:
-        NativeEngine(plan=planned, comm=comm, seed=4, dtype=torch.float64, device=CPU).step(small_batch(planned.config))
+        settings = EngineSettings(seed=4, dtype=torch.float64, device=CPU)
+        NativeEngine(plan=planned, comm=comm, settings=settings).step(small_batch(planned.config))
         phases = Counter(event.phase for event in comm.ledger if ".block." in event.site)
     assert phases == {"forward": 4, "recompute": 4, "backward": 4}

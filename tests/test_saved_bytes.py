@@ -22,6 +22,7 @@ from models.blocks import DecoderBlock
 from models.config import Architecture, ModelConfig
 from parallel.comm import Comm
 from parallel.engines.native import NativeEngine
+from parallel.engines.settings import EngineSettings
 from parallel.layouts import Layout, Recompute, Schedule
 from parallel.parallelize import materialise
 from parallel.plan import Plan
@@ -197,7 +198,7 @@ def peak_of_step(config: ModelConfig, layout: Layout, *, rank: int, num_sequence
     planned = plan(config, layout)
     batch = synthetic_batch(config, num_sequences=num_sequences, source_length=S, target_length=L, seed=1)
     with rank_of(planned, rank) as comm:
-        engine = NativeEngine(plan=planned, comm=comm, seed=0, dtype=torch.float32, device=CPU)
+        engine = NativeEngine(plan=planned, comm=comm, settings=EngineSettings(seed=0, dtype=torch.float32, device=CPU))
         with SavedBytes(engine.model) as saved:
             engine.step(batch)
         assert saved.now_bytes == 0

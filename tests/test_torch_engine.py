@@ -19,6 +19,7 @@ from models.config import Architecture, ModelConfig
 from parallel.comm import Comm
 from parallel.engines.choice import NATIVE, EngineChoice
 from parallel.engines.engine import StepFacts, build
+from parallel.engines.settings import EngineSettings
 from parallel.engines.torch_pipeline import equal_microbatches
 from parallel.layouts import Layout
 from parallel.ledger import Event
@@ -127,7 +128,8 @@ def gradients(worker: Worker, config: ModelConfig, layout: Layout) -> dict[str, 
     """Whole gradients of one step, on rank 0."""
     planned = plan(config, layout)
     comm = Comm.create(plan=planned, rank=worker.rank, groups=worker.groups, device=CPU)
-    engine = build(EngineChoice("torch"), plan=planned, comm=comm, seed=0, dtype=torch.float64, device=CPU)
+    settings = EngineSettings(seed=0, dtype=torch.float64, device=CPU)
+    engine = build(EngineChoice("torch"), plan=planned, comm=comm, settings=settings)
     engine.step(deal(small_batch(config, num_sequences=5), layout, comm.coordinate.dp), update=False)
     told = engine.gather("gradient")
     return {} if told is None else told.tensors
@@ -151,16 +153,8 @@ def trained(worker: Worker, config: ModelConfig, layout: Layout) -> tuple[list[S
     """Three steps of AdamW, how far copies are apart after them, and what the rank holds."""
     planned = plan(config, layout)
     comm = Comm.create(plan=planned, rank=worker.rank, groups=worker.groups, device=CPU)
-    engine = build(
-        EngineChoice("torch"),
-        plan=planned,
-        comm=comm,
-        seed=2,
-        dtype=torch.float64,
-        device=CPU,
-        optimizer="adamw",
-        learning_rate=0.02,
-    )
+    settings = EngineSettings(seed=2, dtype=torch.float64, device=CPU, optimizer="adamw", learning_rate=0.02)
+    engine = build(EngineChoice("torch"), plan=planned, comm=comm, settings=settings)
     batch = deal(small_batch(config, num_sequences=6), layout, comm.coordinate.dp)
     facts = [engine.step(batch) for _ in range(3)]
     gathered = engine.gather("weight")
@@ -171,16 +165,8 @@ def trained(worker: Worker, config: ModelConfig, layout: Layout) -> tuple[list[S
 def trained_alone(config: ModelConfig) -> list[StepFacts]:
     planned = plan(config, Layout())
     with rank_of(planned, 0) as comm:
-        engine = build(
-            NATIVE,
-            plan=planned,
-            comm=comm,
-            seed=2,
-            dtype=torch.float64,
-            device=CPU,
-            optimizer="adamw",
-            learning_rate=0.02,
-        )
+        settings = EngineSettings(seed=2, dtype=torch.float64, device=CPU, optimizer="adamw", learning_rate=0.02)
+        engine = build(NATIVE, plan=planned, comm=comm, settings=settings)
         return [engine.step(small_batch(config, num_sequences=6)) for _ in range(3)]
 
 
@@ -225,7 +211,8 @@ def recorded(worker: Worker, config: ModelConfig, layout: Layout) -> tuple[list[
     """What the third of three steps sends: the first finds partners and shapes, the second settles DDP's buckets."""
     planned = plan(config, layout)
     comm = Comm.create(plan=planned, rank=worker.rank, groups=worker.groups, device=CPU)
-    engine = build(EngineChoice("torch"), plan=planned, comm=comm, seed=0, dtype=torch.float32, device=CPU)
+    settings = EngineSettings(seed=0, dtype=torch.float32, device=CPU)
+    engine = build(EngineChoice("torch"), plan=planned, comm=comm, settings=settings)
     batch = deal(full_batch(config), layout, comm.coordinate.dp)
     engine.step(batch)
     engine.step(batch)

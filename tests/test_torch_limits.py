@@ -10,6 +10,7 @@ from torch.distributed.pipelining import Schedule1F1B
 
 from parallel.engines.choice import EngineChoice
 from parallel.engines.engine import build, unsupported
+from parallel.engines.settings import EngineSettings
 from parallel.layouts import Layout
 from parallel.plans import plan
 from tests.one_rank import CPU, rank_of
@@ -56,5 +57,6 @@ def test_what_torch_cannot_run_is_told_in_one_line(layout: Layout, line: str) ->
     assert line in told
     assert "\n" not in told
     planned = plan(config, layout)
+    settings = EngineSettings(seed=0, dtype=torch.float32, device=CPU)
     with rank_of(planned, 0) as comm, pytest.raises(ValueError, match=re.escape(line)):
-        build(EngineChoice("torch"), plan=planned, comm=comm, seed=0, dtype=torch.float32, device=CPU)
+        build(EngineChoice("torch"), plan=planned, comm=comm, settings=settings)

@@ -16,6 +16,7 @@ from models.published_fields import published_fields
 from parallel.comm import Groups
 from parallel.engines.choice import NATIVE, EngineChoice
 from parallel.engines.engine import build, unsupported
+from parallel.engines.settings import EngineSettings
 from parallel.layouts import Layout
 from parallel.plans import plan
 from tests.one_rank import CPU, rank_of
@@ -61,16 +62,8 @@ def test_it_learns_what_the_native_engine_learns(model: str, dtype: torch.dtype)
     told, held = {}, {}
     for choice in (NATIVE, THEIRS):
         with rank_of(plan(one.config, one.layout), 0) as comm:
-            engine = build(
-                choice,
-                plan=plan(one.config, one.layout),
-                comm=comm,
-                seed=0,
-                dtype=dtype,
-                device=CPU,
-                optimizer="adamw",
-                learning_rate=0.02,
-            )
+            settings = EngineSettings(seed=0, dtype=dtype, device=CPU, optimizer="adamw", learning_rate=0.02)
+            engine = build(choice, plan=plan(one.config, one.layout), comm=comm, settings=settings)
             told[choice] = [engine.step(case_batch(one, seed=0)).loss for _ in range(4)]
             held[choice] = (engine.num_parameters, engine.parameter_bytes, engine.gradient_bytes)
     assert told[THEIRS][3] < told[THEIRS][0]

@@ -34,11 +34,12 @@ from parallel.comm import Comm
 from parallel.engines.deepspeed_config import ds_config
 from parallel.engines.deepspeed_limits import unsupported
 from parallel.engines.deepspeed_pieces import Piece, joined, of_partition, of_shards, of_weights, whole
-from parallel.engines.engine import OptimizerName, Quantity, StepFacts
+from parallel.engines.engine import Quantity, StepFacts
 from parallel.engines.foreign import ForeignEngine
 from parallel.engines.gathered import Gathered
 from parallel.engines.listed_layers import BlockLayer, Current, Parts, qualified_name
 from parallel.engines.scored_model import ScoredModel
+from parallel.engines.settings import EngineSettings
 from parallel.engines.silence import silence
 from parallel.parallelize import choose_attention
 from parallel.pipeline import Observer, Unobserved
@@ -67,45 +68,35 @@ class DeepspeedEngine(ForeignEngine):
     Args:
         plan: of the layout.
         comm: this rank's place.
-        seed: of weights and dropout masks.
-        dtype: of parameters, activations and gradients.
-        device: where this rank computes.
-        optimizer: `sgd` or `adamw`, torch's own.
-        learning_rate: its step size.
+        settings: seed, dtype, device and optimizer.
         partition: DeepSpeed's partition method; others than this one make stages that are not the plan's.
 
     Raises ValueError for a layout that `unsupported` names.
     """
 
-    def __init__(
-        self,
-        *,
-        plan: Plan,
-        comm: Comm,
-        seed: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        optimizer: OptimizerName = "sgd",
-        learning_rate: float = 1e-2,
-        partition: str = OF_PLAN,
-    ) -> None:
+    def __init__(self, *, plan: Plan, comm: Comm, settings: EngineSettings, partition: str = OF_PLAN) -> None:
         reason = unsupported(plan.config, plan.layout)
-        super().__init__(plan=plan, comm=comm, dtype=dtype, device=device, reason=reason)
+        super().__init__(plan=plan, comm=comm, settings=settings, reason=reason)
         self._loss, self._loss_tokens, self._updates = torch.zeros(()), 0, True
         self._pieces: list[Piece] = []
         self._score = CrossEntropy()
         with torch.device("meta"):
             self.model = build(plan.config)
-        self.model.mask_key.seed = seed
+        self.model.mask_key.seed = settings.seed
         self.model.train()
         with silence():
             # The process group is there: this only tells DeepSpeed so.
             deepspeed.init_distributed(verbose=False)
-            module = self._module(seed, partition)
+            module = self._module(settings.seed, partition)
             self._names = self._named(module)
             self._shards = {name: held_plan(plan).shard(name, comm.coordinate.tp) for name in self._names.values()}
             self._shapes = {n: self._shards[n].shape(tuple(p.shape)) for p, n in self._names.items()}
-            config = ds_config(plan.layout, optimizer=optimizer, learning_rate=learning_rate, entries=plan.entries)
+            config = ds_config(
+                plan.layout,
+                optimizer=settings.optimizer,
+                learning_rate=settings.learning_rate,
+                entries=plan.entries,
+            )
             self._engine = self._initialised(module, config)
             if plan.layout.tp > 1:
                 complete(self.model, plan, comm)

@@ -19,11 +19,10 @@ from parallel.layouts import Layout
 from parallel.plan import Plan
 
 if TYPE_CHECKING:
-    import torch
-
     from models.batch import Batch
     from parallel.comm import Comm
     from parallel.engines.gathered import Gathered
+    from parallel.engines.settings import EngineSettings
     from parallel.pipeline import Observer
 
 OptimizerName = Literal["sgd", "adamw"]
@@ -121,32 +120,15 @@ def unsupported(choice: EngineChoice, config: ModelConfig, layout: Layout) -> st
     return reason
 
 
-def build(
-    choice: EngineChoice,
-    *,
-    plan: Plan,
-    comm: "Comm",
-    seed: int,
-    dtype: "torch.dtype",
-    device: "torch.device",
-    optimizer: OptimizerName = "sgd",
-    learning_rate: float = 1e-2,
-) -> Engine:
-    """One rank of an engine. Collective; arguments are those of `parallel.engines.native.NativeEngine`.
-
-    Raises ValueError for a layout that `unsupported` names.
-    """
+def build(choice: EngineChoice, *, plan: Plan, comm: "Comm", settings: "EngineSettings") -> Engine:
+    """One rank of an engine. Collective. Raises ValueError for a layout that `unsupported` names."""
     reason = unsupported(choice, plan.config, plan.layout)
     if reason is not None:
         raise ValueError(reason)
     engine: Engine = getattr(_module(choice.name), _MAKERS[choice.name])(
         plan=plan,
         comm=comm,
-        seed=seed,
-        dtype=dtype,
-        device=device,
-        optimizer=optimizer,
-        learning_rate=learning_rate,
+        settings=settings,
         **({"partition": choice.partition} if choice.partition else {}),
         **({"compiled": True} if choice.compiled else {}),
     )

@@ -32,13 +32,14 @@ from models.batch import Batch
 from models.initial import canonical_name
 from models.slicing import tie
 from parallel.comm import Comm
-from parallel.engines.engine import Engine, OptimizerName, Quantity, StepFacts
+from parallel.engines.engine import Engine, Quantity, StepFacts
 from parallel.engines.fairscale_layers import Topology, swap_modules, topology
 from parallel.engines.fairscale_limits import unsupported
 from parallel.engines.fairscale_pipe import PipeEngine, unsupported_size
 from parallel.engines.foreign import ForeignEngine
 from parallel.engines.gathered import Gathered, put_together
 from parallel.engines.scored_model import ScoredModel
+from parallel.engines.settings import EngineSettings
 from parallel.parallelize import choose_attention, materialise
 from parallel.pipeline import Observer, Unobserved
 from parallel.plan import Plan
@@ -50,32 +51,22 @@ from parallel.sequence import microbatches
 __all__ = ["FairscaleEngine", "fairscale_engine", "unsupported", "unsupported_size"]
 
 
-def fairscale_engine(*, plan: Plan, partition: str = "", **arguments: Any) -> Engine:
-    """One rank of one layout: by fairscale's Pipe where there are stages; arguments are those of `build`."""
+def fairscale_engine(*, plan: Plan, comm: Comm, settings: EngineSettings, partition: str = "") -> Engine:
+    """One rank of one layout: by fairscale's Pipe where there are stages."""
     if plan.layout.pp > 1:
-        return PipeEngine(plan=plan, partition=partition, **arguments)
-    return FairscaleEngine(plan=plan, **arguments)
+        return PipeEngine(plan=plan, comm=comm, settings=settings, partition=partition)
+    return FairscaleEngine(plan=plan, comm=comm, settings=settings)
 
 
 class FairscaleEngine(ForeignEngine):
-    """One rank of one layout of one model; arguments are those of `parallel.engines.native.NativeEngine`.
+    """One rank of one layout of one model.
 
     Raises ValueError for a layout that `unsupported` names.
     """
 
-    def __init__(
-        self,
-        *,
-        plan: Plan,
-        comm: Comm,
-        seed: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        optimizer: OptimizerName = "sgd",
-        learning_rate: float = 1e-2,
-    ) -> None:
+    def __init__(self, *, plan: Plan, comm: Comm, settings: EngineSettings) -> None:
         reason = unsupported(plan.config, plan.layout)
-        super().__init__(plan=plan, comm=comm, dtype=dtype, device=device, reason=reason)
+        super().__init__(plan=plan, comm=comm, settings=settings, reason=reason)
         layout = plan.layout
         # A world of one needs no process group, and then fairscale has nothing to do.
         self._topology: Topology | None = topology(layout.tp) if layout.world_size > 1 else None
@@ -87,13 +78,13 @@ class FairscaleEngine(ForeignEngine):
         with self._groups():
             if self._topology is not None:
                 swap_modules(self.model, plan, self._topology)
-            materialise(self.model, self._held_plan, comm, seed=seed, dtype=dtype, device=device)
+            materialise(self.model, self._held_plan, comm, seed=settings.seed, dtype=self.dtype, device=self.device)
             tie(self.model, plan.config)
             choose_attention(self.model, plan)
             apply_recompute(self.model, layout.recompute)
-            self.model.mask_key.seed = seed
+            self.model.mask_key.seed = settings.seed
             self.model.train()
-            self.optimizer = self._optimizer(optimizer, learning_rate)
+            self.optimizer = self._optimizer(settings)
             self._wrapped = self._wrap(ScoredModel(self.model))
 
     def step(self, batch: Batch, *, update: bool = True, observer: Observer | None = None) -> StepFacts:
@@ -159,17 +150,20 @@ class FairscaleEngine(ForeignEngine):
     def _groups(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext() if self._topology is None else self._topology.current()
 
-    def _optimizer(self, name: OptimizerName, learning_rate: float) -> Any:
-        kind = torch.optim.SGD if name == "sgd" else torch.optim.AdamW
-        options: dict[str, Any] = {"lr": learning_rate} if name == "sgd" else {"lr": learning_rate, "fused": True}
+    def _optimizer(self, settings: EngineSettings) -> Any:
         parameters = list(self.model.parameters())
         if not self.plan.layout.zero:
-            return kind(parameters, **options)
+            return settings.optimizer_of(parameters)
         assert self._topology is not None
         with warnings.catch_warnings():
             # It asks torch for ranks by a name that torch has renamed.
             warnings.simplefilter("ignore", FutureWarning)
-            return OSS(parameters, optim=kind, group=self._topology.data_group, **options)
+            return OSS(
+                parameters,
+                optim=settings.optimizer_class,
+                group=self._topology.data_group,
+                **settings.optimizer_options,
+            )
 
     def _wrap(self, module: nn.Module) -> nn.Module:
         """Data parallelism; every rank has drawn the same weights, so none are sent."""

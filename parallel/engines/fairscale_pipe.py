@@ -36,12 +36,13 @@ from models.batch import Batch
 from models.dropout import Dropout, MaskKey
 from models.head import CrossEntropy
 from parallel.comm import Comm
-from parallel.engines.engine import OptimizerName, Quantity, StepFacts
+from parallel.engines.engine import Quantity, StepFacts
 from parallel.engines.fairscale_limits import unsupported
 from parallel.engines.foreign import ForeignEngine
 from parallel.engines.gathered import Gathered, put_together
 from parallel.engines.layer_list import Listed, first_layers, layer_list
 from parallel.engines.listed_layers import Current, Parts, States, TiedRows, packed, qualified_name, unpacked
+from parallel.engines.settings import EngineSettings
 from parallel.engines.silence import silence
 from parallel.pipeline import Observer
 from parallel.plan import WHOLE, Plan
@@ -92,8 +93,8 @@ class PipeEngine(ForeignEngine):
     """One rank of one layout of one model.
 
     Args:
-        plan, comm, seed, dtype, optimizer, learning_rate: as for every engine.
-        device: `cpu`, or any GPU: rank 0 drives the first pp of them.
+        plan, comm: as for every engine.
+        settings: likewise; the device is `cpu`, or any GPU: rank 0 drives the first pp of them.
         partition: `time` or `size`; empty for the plan's stages.
 
     Raises ValueError for a layout that `unsupported` names, and on GPUs for too few of them and for tied parameters.
@@ -105,31 +106,18 @@ class PipeEngine(ForeignEngine):
     optimizer: torch.optim.Optimizer | None = None
     _pipe: Any = None
 
-    def __init__(
-        self,
-        *,
-        plan: Plan,
-        comm: Comm,
-        seed: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        optimizer: OptimizerName = "sgd",
-        learning_rate: float = 1e-2,
-        partition: str = "",
-    ) -> None:
-        reason = unsupported(plan.config, plan.layout) or no_devices(plan, device)
-        super().__init__(plan=plan, comm=comm, dtype=dtype, device=device, reason=reason)
+    def __init__(self, *, plan: Plan, comm: Comm, settings: EngineSettings, partition: str = "") -> None:
+        reason = unsupported(plan.config, plan.layout) or no_devices(plan, settings.device)
+        super().__init__(plan=plan, comm=comm, settings=settings, reason=reason)
         self._partition = partition
         self._layers: Any = nn.Sequential()
         if comm.rank == 0:
-            self._layers = _layers(plan, seed=seed, dtype=dtype, device=device)
+            self._layers = _layers(plan, settings)
             if not partition:
                 self._make_pipe(_balance_of_plan(plan))
         self._names = _names(plan, self._layers)
-        if self._names and optimizer == "sgd":
-            self.optimizer = torch.optim.SGD(list(self._names), lr=learning_rate)
-        elif self._names:
-            self.optimizer = torch.optim.AdamW(list(self._names), lr=learning_rate, fused=True)
+        if self._names:
+            self.optimizer = settings.optimizer_of(self._names)
 
     def step(self, batch: Batch, *, update: bool = True, observer: Observer | None = None) -> StepFacts:
         """As `parallel.engines.engine.Engine` says; `observer` is not read: actions are Pipe's threads' own."""
@@ -255,14 +243,14 @@ def _devices(device: torch.device, pp: int) -> list[torch.device]:
     return [torch.device("cuda", index) if device.type == "cuda" else device for index in range(pp)]
 
 
-def _layers(plan: Plan, *, seed: int, dtype: torch.dtype, device: torch.device) -> nn.Sequential:
+def _layers(plan: Plan, settings: EngineSettings) -> nn.Sequential:
     """The whole model, with its values."""
     with torch.device("meta"):
         model = build(plan.config)
     layout = plan.layout
     # Pipe's own checkpoints stand for those of whole blocks.
     kept = dataclasses.replace(plan, layout=layout.replace(recompute="none")) if layout.recompute == "full" else plan
-    parts = Parts(model, kept, seed=seed, dtype=dtype, device=device)
+    parts = Parts(model, kept, seed=settings.seed, dtype=settings.dtype, device=settings.device)
     listed = layer_list(plan.config)
     rows: nn.Module | None = None
     layers: list[NumberedLayer] = []
@@ -274,7 +262,7 @@ def _layers(plan: Plan, *, seed: int, dtype: torch.dtype, device: torch.device) 
             # One module at all its places.
             layer = rows = rows or one.kind(parts, *one.arguments)
         kind = ScoredLayer if place == len(listed) - 1 else NumberedLayer
-        layers.append(kind(one, layer, parts, current, seed=seed))
+        layers.append(kind(one, layer, parts, current, seed=settings.seed))
     return nn.Sequential(*layers).train()
 
 

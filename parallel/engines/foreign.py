@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import DebugLevel, get_debug_level, set_debug_le
 from models.batch import Batch
 from parallel.comm import Comm
 from parallel.engines.engine import labelled
+from parallel.engines.settings import EngineSettings
 from parallel.mesh import Axis
 from parallel.plan import Plan
 
@@ -25,7 +26,7 @@ class ForeignEngine:
     """One rank of a layout under an engine other than the native one.
 
     Args:
-        plan, comm, dtype, device: as for every engine.
+        plan, comm, settings: as for every engine.
         reason: why the engine cannot run this layout, None where it can.
 
     Raises ValueError with the reason, if there is one.
@@ -33,10 +34,10 @@ class ForeignEngine:
 
     has_own_threads = False
 
-    def __init__(self, *, plan: Plan, comm: Comm, dtype: torch.dtype, device: torch.device, reason: str | None) -> None:
+    def __init__(self, *, plan: Plan, comm: Comm, settings: EngineSettings, reason: str | None) -> None:
         if reason is not None:
             raise ValueError(reason)
-        self.plan, self.comm, self.dtype, self.device = plan, comm, dtype, device
+        self.plan, self.comm, self.dtype, self.device = plan, comm, settings.dtype, settings.device
 
     @property
     def held_blocks(self) -> tuple[int, ...]:

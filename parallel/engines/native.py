@@ -19,8 +19,9 @@ from parallel.comm import Comm, Site
 from parallel.compiled import not_compiled
 from parallel.deferral import Deferral
 from parallel.edges import not_run
-from parallel.engines.engine import OptimizerName, Quantity, StepFacts, labelled
+from parallel.engines.engine import Quantity, StepFacts, labelled
 from parallel.engines.gathered import Gathered, put_together
+from parallel.engines.settings import EngineSettings
 from parallel.flat_weights import FlatWeights
 from parallel.fused import fuse
 from parallel.gradients import Gradients
@@ -46,13 +47,9 @@ class NativeEngine:
     Args:
         plan: the partitioning. Its world must be the one `comm` was made for.
         comm: this rank's groups.
-        seed: of weights and dropout masks.
-        dtype: of parameters, activations and gradients.
-        device: where this rank computes.
-        optimizer: `sgd` or `adamw`, torch's own.
-        learning_rate: its step size.
+        settings: seed, dtype, device and optimizer.
         compiled: whether blocks are compiled; the first step does it.
-        model: this rank's part, partitioned and with its values; None builds it and draws the values from `seed`.
+        model: this rank's part, partitioned and with its values; None builds it and draws the values from the seed.
 
     Raises ValueError for a layout that `unsupported` names, or `not_compiled` where blocks are to be compiled.
     """
@@ -60,44 +57,31 @@ class NativeEngine:
     has_own_threads = False
 
     def __init__(
-        self,
-        *,
-        plan: Plan,
-        comm: Comm,
-        seed: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        optimizer: OptimizerName = "sgd",
-        learning_rate: float = 1e-2,
-        compiled: bool = False,
-        model: Model | None = None,
+        self, *, plan: Plan, comm: Comm, settings: EngineSettings, compiled: bool = False, model: Model | None = None
     ) -> None:
         reason = unsupported(plan.config, plan.layout) or (not_compiled(plan.layout) if compiled else None)
         if reason is not None:
             raise ValueError(reason)
-        self.plan, self.comm, self.dtype, self.device = plan, comm, dtype, device
+        self.plan, self.comm, self.dtype, self.device = plan, comm, settings.dtype, settings.device
         self.deferral = Deferral()
         if model is None:
             with torch.device("meta"):
                 model = build(plan.config)
             parallelize(model, plan, comm, compiled=compiled)
-            materialise(model, plan, comm, seed=seed, dtype=dtype, device=device)
+            materialise(model, plan, comm, seed=settings.seed, dtype=self.dtype, device=self.device)
         self.model: Model = model
         in_products: list[torch.nn.Parameter] = []
         if not compiled:
             # A compiled block has operators of its own.
             in_products = split_backward(model, self.deferral)
-            fuse(model, plan.config, comm, self.deferral, dtype)
-        self.model.mask_key.seed = seed
+            fuse(model, plan.config, comm, self.deferral, self.dtype)
+        self.model.mask_key.seed = settings.seed
         self.model.train()
         self.gradients = Gradients(self.model, plan, comm, self.deferral, in_products)
-        self._pipeline = Pipeline(model=self.model, plan=plan, comm=comm, deferral=self.deferral, dtype=dtype)
+        self._pipeline = Pipeline(model=self.model, plan=plan, comm=comm, deferral=self.deferral, dtype=self.dtype)
         self._flat_weights = FlatWeights(self.model, self.gradients, comm) if plan.layout.zero else None
         parameters = list(self.model.parameters()) if self._flat_weights is None else [self._flat_weights.own]
-        if optimizer == "sgd":
-            self.optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=learning_rate)
-        else:
-            self.optimizer = torch.optim.AdamW(parameters, lr=learning_rate, fused=True)
+        self.optimizer = settings.optimizer_of(parameters)
 
     def step(self, batch: Batch, *, update: bool = True, observer: Observer | None = None) -> StepFacts:
         """Forward, backward, synchronisation and (unless `update` is false) one optimizer step.

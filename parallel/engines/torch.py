@@ -29,9 +29,10 @@ from models.slicing import part_of, slice_model
 from models.sublayers import Attention
 from parallel.comm import Comm
 from parallel.engines import torch_modules
-from parallel.engines.engine import OptimizerName, Quantity, StepFacts
+from parallel.engines.engine import Quantity, StepFacts
 from parallel.engines.foreign import ForeignEngine, unchecked_group
 from parallel.engines.gathered import Gathered, put_together
+from parallel.engines.settings import EngineSettings
 from parallel.engines.torch_data import accumulate, optimizer_of, wrap
 from parallel.engines.torch_limits import unsupported
 from parallel.engines.torch_pipeline import StageModule, StagePipeline, equal_microbatches
@@ -44,26 +45,16 @@ from parallel.sequence import microbatches, pad
 
 
 class TorchEngine(ForeignEngine):
-    """One rank of one layout of one model, by torch's own means. Arguments are those of the native engine.
+    """One rank of one layout of one model, by torch's own means.
 
     Raises ValueError for a layout that `unsupported` names.
     """
 
-    def __init__(
-        self,
-        *,
-        plan: Plan,
-        comm: Comm,
-        seed: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        optimizer: OptimizerName = "sgd",
-        learning_rate: float = 1e-2,
-    ) -> None:
+    def __init__(self, *, plan: Plan, comm: Comm, settings: EngineSettings) -> None:
         reason = unsupported(plan.config, plan.layout)
-        super().__init__(plan=plan, comm=comm, dtype=dtype, device=device, reason=reason)
-        meshes = _meshes(comm, device)
-        self.model = _stage_model(plan, comm, seed=seed, dtype=dtype, device=device, mesh=meshes.get("tp"))
+        super().__init__(plan=plan, comm=comm, settings=settings, reason=reason)
+        meshes = _meshes(comm, self.device)
+        self.model = _stage_model(plan, comm, settings, meshes.get("tp"))
         self._parts = {
             stage.index: StageModule(part_of(self.model, plan.config, stage.first, stage.last), plan, stage.index)
             for stage in plan.stages_of(comm.coordinate.pp)
@@ -71,10 +62,9 @@ class TorchEngine(ForeignEngine):
         self._wrapped = {index: wrap(part, plan.layout, comm, meshes.get("dp")) for index, part in self._parts.items()}
         self._pipeline = None
         if plan.layout.pp > 1:
-            self._pipeline = StagePipeline(self._wrapped, plan, unchecked_group(comm, "pp"), device=device, dtype=dtype)
-        self.optimizer = optimizer_of(
-            self.model, plan.layout, meshes.get("dp"), name=optimizer, learning_rate=learning_rate
-        )
+            group = unchecked_group(comm, "pp")
+            self._pipeline = StagePipeline(self._wrapped, plan, group, device=self.device, dtype=self.dtype)
+        self.optimizer = optimizer_of(self.model, plan.layout, meshes.get("dp"), settings)
 
     def step(self, batch: Batch, *, update: bool = True, observer: Observer | None = None) -> StepFacts:
         """As `parallel.engines.engine.Engine` says; `observer` is not read."""
@@ -203,9 +193,7 @@ def _meshes(comm: Comm, device: torch.device) -> dict[str, DeviceMesh]:
     }
 
 
-def _stage_model(
-    plan: Plan, comm: Comm, *, seed: int, dtype: torch.dtype, device: torch.device, mesh: DeviceMesh | None
-) -> Model:
+def _stage_model(plan: Plan, comm: Comm, settings: EngineSettings, mesh: DeviceMesh | None) -> Model:
     """The blocks of this rank with their values, sharded over the mesh if there is one."""
     config, layout = plan.config, plan.layout
     with torch.device("meta"):
@@ -217,8 +205,8 @@ def _stage_model(
     for path, module in model.named_modules():
         for leaf, _ in list(module.named_parameters(recurse=False)):
             came = torch_modules.origin(config, f"{path}.{leaf}")
-            value = draw(config, came.name, shapes[came.name], seed=seed)[came.start : came.stop]
-            setattr(module, leaf, nn.Parameter(value.to(device=device, dtype=dtype).contiguous()))
+            value = draw(config, came.name, shapes[came.name], seed=settings.seed)[came.start : came.stop]
+            setattr(module, leaf, nn.Parameter(value.to(device=settings.device, dtype=settings.dtype).contiguous()))
     if mesh is not None:
         parallelize(model, layout, mesh)
     torch_modules.tie(model, config)
@@ -226,7 +214,7 @@ def _stage_model(
     for entry in plan.entries:
         if entry.style == "sharded_dropout" and isinstance(module := _found(model, entry.module), Dropout):
             module.salt = 1 + comm.coordinate.tp
-    model.mask_key.seed = seed
+    model.mask_key.seed = settings.seed
     return model.train()
 
 

@@ -23,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from models.blocks import DecoderBlock, EncoderBlock
 from parallel.comm import Comm
-from parallel.engines.engine import OptimizerName
 from parallel.engines.foreign import unchecked_group
+from parallel.engines.settings import EngineSettings
 from parallel.layouts import Layout
 
 
@@ -55,16 +55,16 @@ def accumulate(stage: nn.Module, *, is_last: bool) -> Any:
 
 
 def optimizer_of(
-    stage: nn.Module, layout: Layout, mesh: DeviceMesh | None, *, name: OptimizerName, learning_rate: float
+    stage: nn.Module, layout: Layout, mesh: DeviceMesh | None, settings: EngineSettings
 ) -> torch.optim.Optimizer:
     """SGD or AdamW, of torch, its states sharded where the layout says zero = 1."""
     parameters = list(stage.parameters())
-    kind = torch.optim.SGD if name == "sgd" else torch.optim.AdamW
+    kind = settings.optimizer_class
     # The fused update takes tensors of one kind: DTensors beside plain ones, or of different meshes, it does not.
     is_plain = not any(isinstance(parameter, DTensor) for parameter in parameters)
-    options: dict[str, Any] = {"fused": True} if name == "adamw" and is_plain else {"foreach": False}
+    options: dict[str, Any] = {"fused": True} if settings.optimizer == "adamw" and is_plain else {"foreach": False}
     if layout.zero == 1 and mesh is not None:
         return ZeroRedundancyOptimizer(
-            parameters, optimizer_class=kind, process_group=mesh.get_group(), lr=learning_rate, **options
+            parameters, optimizer_class=kind, process_group=mesh.get_group(), lr=settings.learning_rate, **options
         )
-    return kind(parameters, lr=learning_rate, **options)
+    return kind(parameters, lr=settings.learning_rate, **options)

@@ -29,9 +29,10 @@ from models.huggingface_weights import store_weights, translate
 from models.initial import canonical_name, draw
 from models.published_fields import published_fields
 from parallel.comm import Comm
-from parallel.engines.engine import OptimizerName, Quantity, StepFacts
+from parallel.engines.engine import Quantity, StepFacts
 from parallel.engines.foreign import ForeignEngine
 from parallel.engines.gathered import Gathered, put_together
+from parallel.engines.settings import EngineSettings
 from parallel.layouts import Layout
 from parallel.pipeline import Observer
 from parallel.plan import WHOLE, Plan
@@ -60,35 +61,21 @@ def unsupported(config: ModelConfig, layout: Layout) -> str | None:
 
 
 class TransformersEngine(ForeignEngine):
-    """The one rank of a layout without degrees. Arguments are those of the native engine.
+    """The one rank of a layout without degrees.
 
     Raises ValueError for a layout that `unsupported` names.
     """
 
-    def __init__(
-        self,
-        *,
-        plan: Plan,
-        comm: Comm,
-        seed: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        optimizer: OptimizerName = "sgd",
-        learning_rate: float = 1e-2,
-    ) -> None:
+    def __init__(self, *, plan: Plan, comm: Comm, settings: EngineSettings) -> None:
         reason = unsupported(plan.config, plan.layout)
-        super().__init__(plan=plan, comm=comm, dtype=dtype, device=device, reason=reason)
+        super().__init__(plan=plan, comm=comm, settings=settings, reason=reason)
         self._score = CrossEntropy()
         content = published_fields(plan.config)
         self._family = content["model_type"]
         with self._precision():
-            self.model = _model(plan, content).to(device=device, dtype=dtype).train()
-        store_weights(_drawn(plan.config, seed), self.model.state_dict(), plan.config, self._family)
-        parameters = list(self.model.parameters())
-        if optimizer == "sgd":
-            self.optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=learning_rate)
-        else:
-            self.optimizer = torch.optim.AdamW(parameters, lr=learning_rate, fused=True)
+            self.model = _model(plan, content).to(device=self.device, dtype=self.dtype).train()
+        store_weights(_drawn(plan.config, settings.seed), self.model.state_dict(), plan.config, self._family)
+        self.optimizer = settings.optimizer_of(self.model.parameters())
 
     def step(self, batch: Batch, *, update: bool = True, observer: Observer | None = None) -> StepFacts:
         """As `parallel.engines.engine.Engine` says; `observer` is not read."""
