@@ -14,14 +14,11 @@ look into what it knows only: it gets the formulas as written. Sources: RMSNorm 
 """
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-GateKind = Literal["silu", "gelu"]
-"""The gate's activation; `gelu` in the tanh form."""
 
 
 def rms_norm(x: Tensor, shape: tuple[int, ...], weight: Tensor, eps: float) -> Tensor:
@@ -36,33 +33,22 @@ def rms_norm(x: Tensor, shape: tuple[int, ...], weight: Tensor, eps: float) -> T
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        normed, *kept = rms_normed(x, weight, eps)
-        ctx.save_for_backward(x, *kept, weight)
-        return normed
+        mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
+        deviation: Tensor = mean_square.add_(eps).rsqrt_()
+        normalised = x * deviation
+        ctx.save_for_backward(x, deviation, normalised, weight)
+        return normalised * weight
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, deviation, normalised, weight = ctx.saved_tensors
-        return (*rms_gradients(gradients[0], x, deviation, normalised, weight), None)
-
-
-def rms_normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The norm y, and what its backward needs beside x: r [..., 1] and r x."""
-    mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
-    deviation: Tensor = mean_square.add_(eps).rsqrt_()
-    normalised = x * deviation
-    return normalised * weight, deviation, normalised
-
-
-def rms_gradients(
-    gradient: Tensor, x: Tensor, deviation: Tensor, normalised: Tensor, weight: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Gradients of x and of the weight, from that of the norm."""
-    products = (gradient * normalised).reshape(-1, x.shape[-1])
-    # Of one position: r^2 mean(x g w), the r of `products` included.
-    factors = products.mv(weight).div_(x.shape[-1]).view(deviation.shape).mul_(deviation)
-    gradient_x = (gradient * weight).addcmul_(x, factors, value=-1.0).mul_(deviation)
-    return gradient_x, products.sum(0)
+        (gradient,) = gradients
+        products = (gradient * normalised).reshape(-1, x.shape[-1])
+        gradient_weight = products.sum(0) if ctx.needs_input_grad[1] else None
+        # Of one position: r^2 mean(x g w), the r of `products` included.
+        factors = products.mv(weight).div_(x.shape[-1]).view(deviation.shape).mul_(deviation)
+        gradient_x = (gradient * weight).addcmul_(x, factors, value=-1.0).mul_(deviation)
+        return gradient_x, gradient_weight, None
 
 
 def rotated(heads_LBNH: Tensor, cos: Tensor, sin: Tensor, *, by_head: bool) -> Tensor:
@@ -121,8 +107,8 @@ def gelu_tanh_gated(gate: Tensor, up: Tensor) -> Tensor:
 
 class _Gated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor, kind: GateKind) -> Tensor:
-        activated = activated_gate(gate, kind)
+    def forward(ctx: Any, gate: Tensor, up: Tensor, kind: str) -> Tensor:
+        activated = F.silu(gate) if kind == "silu" else F.gelu(gate, approximate="tanh")
         ctx.kind = kind
         ctx.save_for_backward(gate, up, activated)
         return activated * up
@@ -130,25 +116,15 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
         gate, up, activated = ctx.saved_tensors
-        gradient_gate, gradient_up = gated_gradients(gradients[0], gate, up, activated, ctx.kind).chunk(2, dim=-1)
+        (gradient,) = gradients
+        both = gradient.new_empty(*gradient.shape[:-1], 2 * gradient.shape[-1])
+        gradient_gate, gradient_up = both.chunk(2, dim=-1)
+        torch.mul(gradient, activated, out=gradient_up)
+        if ctx.kind == "silu":
+            torch.ops.aten.silu_backward.grad_input(gradient * up, gate, grad_input=gradient_gate)
+        else:
+            torch.ops.aten.gelu_backward.grad_input(gradient * up, gate, approximate="tanh", grad_input=gradient_gate)
         return gradient_gate, gradient_up, None
-
-
-def activated_gate(gate: Tensor, kind: GateKind) -> Tensor:
-    """f(gate)."""
-    return F.silu(gate) if kind == "silu" else F.gelu(gate, approximate="tanh")
-
-
-def gated_gradients(gradient: Tensor, gate: Tensor, up: Tensor, activated: Tensor, kind: GateKind) -> Tensor:
-    """Gradients of gate and up side by side, from that of f(gate) up."""
-    both = gradient.new_empty(*gradient.shape[:-1], 2 * gradient.shape[-1])
-    gradient_gate, gradient_up = both.chunk(2, dim=-1)
-    torch.mul(gradient, activated, out=gradient_up)
-    if kind == "silu":
-        torch.ops.aten.silu_backward.grad_input(gradient * up, gate, grad_input=gradient_gate)
-    else:
-        torch.ops.aten.gelu_backward.grad_input(gradient * up, gate, approximate="tanh", grad_input=gradient_gate)
-    return both
 
 
 def split(product: Tensor, parts: tuple[int, ...]) -> tuple[Tensor, ...]:
@@ -166,10 +142,10 @@ class _Split(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return side_by_side(gradients), None
+        return _side_by_side(gradients), None
 
 
-def side_by_side(parts: tuple[Tensor, ...]) -> Tensor:
+def _side_by_side(parts: tuple[Tensor, ...]) -> Tensor:
     """Tensors of equal leading shape as one: copied together, unless they are already."""
     first = parts[0]
     width = sum(part.shape[-1] for part in parts)

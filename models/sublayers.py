@@ -20,10 +20,7 @@ from models.positions import Rope
 
 
 class Sublayer(nn.Module):
-    """A residual branch: `enter` gives what the branch computes on, `leave` what comes after it.
-
-    A branch begins with a linear map, `project`, and ends with one, `merge`; others may replace the two.
-    """
+    """A residual branch: `enter` gives what the branch computes on, `leave` what comes after it."""
 
     norm: nn.Module
     dropout: nn.Module
@@ -42,15 +39,6 @@ class Sublayer(nn.Module):
         """Residual and branch together."""
         sum_LBD: Tensor = hidden_LBD + self.dropout(branch_LBD)
         return sum_LBD if self.is_pre_norm else self.norm(sum_LBD)
-
-    def project(self, linear: nn.Module, hidden_LBD: Tensor) -> tuple[Tensor, ...]:
-        """What a map with several parts makes of the branch's input, [L, B, part] each."""
-        parts: tuple[Tensor, ...] = linear(self.enter(hidden_LBD))
-        return parts
-
-    def merge(self, hidden_LBD: Tensor, linear: nn.Module, inner_LBU: Tensor) -> Tensor:
-        """The branch's last map of inner_LBU, and the residual: hidden_LBD."""
-        return self.leave(hidden_LBD, linear(inner_LBU))
 
 
 class Attention(Sublayer):
@@ -97,12 +85,12 @@ class SelfAttention(Attention):
 
     def forward(self, hidden_LBD: Tensor, mask: AttentionMask) -> Tensor:
         """hidden_LBD -> hidden_LBD."""
-        q, k, v = self.project(self.qkv, hidden_LBD)
+        q, k, v = self.qkv(self.enter(hidden_LBD))
         q_LBNH, k_LBKH, v_LBKH = self._heads(q), self._heads(k), self._heads(v)
         if self.rope is not None:
             q_LBNH, k_LBKH = self.rope.rotate(q_LBNH, k_LBKH)
         out_LBNH = self.core(q_LBNH, k_LBKH, v_LBKH, mask)
-        return self.merge(hidden_LBD, self.output, out_LBNH.flatten(2))
+        return self.leave(hidden_LBD, self.output(out_LBNH.flatten(2)))
 
 
 class CrossAttention(Attention):
@@ -123,10 +111,10 @@ class CrossAttention(Attention):
 
     def forward(self, hidden_LBD: Tensor, memory_SBD: Tensor, mask: AttentionMask) -> Tensor:
         """hidden_LBD and memory_SBD, or its keys and values side by side -> hidden_LBD."""
-        (q,) = self.project(self.query, hidden_LBD)
+        (q,) = self.query(self.enter(hidden_LBD))
         k, v = memory_SBD.chunk(2, dim=-1) if self.kv is None else self.kv(memory_SBD)
         out_LBNH = self.core(self._heads(q), self._heads(k), self._heads(v), mask)
-        return self.merge(hidden_LBD, self.output, out_LBNH.flatten(2))
+        return self.leave(hidden_LBD, self.output(out_LBNH.flatten(2)))
 
 
 class Ffn(Sublayer):
@@ -142,5 +130,5 @@ class Ffn(Sublayer):
 
     def forward(self, hidden_LBD: Tensor) -> Tensor:
         """hidden_LBD -> hidden_LBD."""
-        inner_LBF = self.activation(*self.project(self.up, hidden_LBD))
-        return self.merge(hidden_LBD, self.down, self.inner_dropout(inner_LBF))
+        inner = self.activation(*self.up(self.enter(hidden_LBD)))
+        return self.leave(hidden_LBD, self.down(self.inner_dropout(inner)))

@@ -83,7 +83,7 @@ class Deferral:
         assert not self._jobs, f"weight gradients of {sorted(self._jobs)} were never computed"
         assert not self._behind, "weight gradients wait for a message that never came"
         for weight in self._unwritten.values():
-            gradient_of(weight).zero_()
+            _gradient(weight).zero_()
         self._unwritten = {}
 
     def add(
@@ -122,13 +122,12 @@ class Deferral:
         """Adds to the `grad` of a product's weight, or writes its first, and bias: x [..., D], gradient [..., U]."""
         flat = gradient.reshape(-1, gradient.shape[-1])
         beta = 0 if self._unwritten.pop(id(weight), None) is not None else 1
-        gradient_of(weight).addmm_(flat.t(), x.reshape(-1, x.shape[-1]), beta=beta)
+        _gradient(weight).addmm_(flat.t(), x.reshape(-1, x.shape[-1]), beta=beta)
         if bias is not None:
-            gradient_of(bias).add_(flat.sum(0))
+            _gradient(bias).add_(flat.sum(0))
 
 
-def gradient_of(parameter: Tensor) -> Tensor:
-    """Where the gradient of a parameter adds up. There must be such a tensor."""
+def _gradient(parameter: Tensor) -> Tensor:
     assert parameter.grad is not None, "gradients have no buffer"
     return parameter.grad
 

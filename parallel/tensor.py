@@ -11,7 +11,6 @@ are computed (`parallel/deferral.py`): those of row-parallel products behind the
 head and loss (`parallel/vocabulary.py`).
 """
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -21,87 +20,94 @@ from torch import Tensor, nn
 from models.elementwise import split
 from parallel.collectives import enter, leave
 from parallel.comm import Comm, Site
-from parallel.deferral import Deferral, product
+from parallel.deferral import Deferral, Gather, product
 from parallel.plan import Entering, Entry
 
 _GATHERING = ("gather", "gather_once")
 """Ways in which a shard of a sequence enters."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Column:
-    """A column-parallel product, forward and backward: x [L(/t), B, D], weight [U, D], bias [U] -> [L, B, U]."""
+class _ColumnProduct(torch.autograd.Function):
+    """x [L(/t), B, D], weight [U, D], bias [U] -> [L, B, U]."""
 
-    weight: Tensor
-    bias: Tensor | None
-    entering: Entering
-    comm: Comm
-    site: Site
-    deferral: Deferral | None
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The product, and what of its input the backward needs."""
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        entering: Entering,
+        comm: Comm,
+        site: Site,
+        deferral: Deferral | None,
+    ) -> Tensor:
         kept = x
-        if self.entering in _GATHERING:
-            x, pending = self.comm.all_gather(x, "tp", site=self.site, phase=self.comm.forward_phase())
+        if entering in _GATHERING:
+            x, pending = comm.all_gather(x, "tp", site=site, phase=comm.forward_phase())
             pending.wait()
-        return F.linear(x, self.weight, self.bias), kept if self.entering == "gather" else x
+        ctx.save_for_backward(kept if entering == "gather" else x, weight)
+        ctx.parameters, ctx.deferral = (weight, bias), deferral
+        ctx.entering, ctx.comm, ctx.site = entering, comm, site
+        return F.linear(x, weight, bias)
 
-    def backward(
-        self, gradient: Tensor, x: Tensor, *, needs_input: bool
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Gradients of x, weight and bias; the last two are None where `deferral` sees to them."""
-        comm, site, deferral = self.comm, self.site, self.deferral
-        is_deferred = deferral is not None and deferral.is_collecting
-        gathered = gradient_x = reduced = None
-        if self.entering == "gather" and not is_deferred:
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
+        x, weight = ctx.saved_tensors
+        comm, site, entering = ctx.comm, ctx.site, ctx.entering
+        needs_input = ctx.needs_input_grad[0]
+        is_deferred = ctx.deferral is not None and ctx.deferral.is_collecting
+        gathered = None
+        if entering == "gather" and not is_deferred:
             x, gathered = comm.all_gather(x, "tp", site=site, phase="backward")
+        gradient_x, reduced = None, None
         if needs_input:
-            gradient_x = gradient.matmul(self.weight)
-            if self.entering == "copy":
+            gradient_x = gradient.matmul(weight)
+            if entering == "copy":
                 reduced = comm.all_reduce(gradient_x, "tp", site=site, phase="backward")
-            elif self.entering in _GATHERING:
+            elif entering in _GATHERING:
                 gradient_x, reduced = comm.reduce_scatter(gradient_x, "tp", site=site, phase="backward")
         if gathered is not None:
             gathered.wait()
         gradient_weight = gradient_bias = None
-        if deferral is None:
+        if is_deferred:
+            gather = _gather(comm, site) if entering == "gather" else None
+            ctx.deferral.add(x, gradient, *ctx.parameters, gather)
+        elif ctx.deferral is not None:
+            ctx.deferral.catch_up()
+            ctx.deferral.write(x, gradient, *ctx.parameters)
+        else:
             flat = gradient.reshape(-1, gradient.shape[-1])
             gradient_weight = flat.t().matmul(x.reshape(-1, x.shape[-1]))
-            gradient_bias = flat.sum(0) if self.bias is not None else None
-        elif is_deferred:
-            deferral.add(x, gradient, self.weight, self.bias, self._gather if self.entering == "gather" else None)
-        else:
-            deferral.catch_up()
-            deferral.write(x, gradient, self.weight, self.bias)
+            gradient_bias = flat.sum(0) if ctx.parameters[1] is not None else None
         if reduced is not None:
             reduced.wait()
-        return gradient_x, gradient_weight, gradient_bias
+        return gradient_x, gradient_weight, gradient_bias, None, None, None, None
 
-    def _gather(self, shard: Tensor) -> Tensor:
-        """The shard of an input gathered again, when its weight's gradient is computed."""
-        whole, pending = self.comm.all_gather(shard, "tp", site=self.site, phase="backward")
+
+def _gather(comm: Comm, site: Site) -> Gather:
+    """Gathers the shard of an input again, when its weight's gradient is computed."""
+
+    def gather(shard: Tensor) -> Tensor:
+        whole, pending = comm.all_gather(shard, "tp", site=site, phase="backward")
         pending.wait()
         return whole
 
-
-class _ColumnProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, _bias: Tensor | None, column: Column) -> Tensor:
-        out, kept = column.forward(x)
-        ctx.save_for_backward(kept, weight)
-        ctx.column = column
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, _ = ctx.saved_tensors
-        return (*ctx.column.backward(gradients[0], x, needs_input=ctx.needs_input_grad[0]), None)
+    return gather
 
 
-def column_product(x_LBD: Tensor, column: Column) -> Tensor:
+def column_product(
+    x_LBD: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    entering: Entering,
+    comm: Comm,
+    site: Site,
+    deferral: Deferral | None,
+) -> Tensor:
     """Input times the rows of this rank: [L, B, D] (a shard of L if it is gathered) -> [L, B, U/t]."""
-    out: Tensor = _ColumnProduct.apply(x_LBD, column.weight, column.bias, column)  # type: ignore[no-untyped-call]
+    out: Tensor = _ColumnProduct.apply(x_LBD, weight, bias, entering, comm, site, deferral)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -131,13 +137,10 @@ class ColumnLinear(nn.Module):
 
     def joined(self, x_LBD: Tensor) -> Tensor:
         """The parts side by side."""
-        return column_product(x_LBD, self.column())
-
-    def column(self) -> Column:
-        """Its product."""
-        return Column(
-            weight=self.weight,
-            bias=self.bias,
+        return column_product(
+            x_LBD,
+            self.weight,
+            self.bias,
             entering=self.entering,
             comm=self.comm,
             site=self.site,

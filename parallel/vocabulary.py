@@ -24,7 +24,7 @@ from parallel.collectives import leave
 from parallel.comm import Comm, Site
 from parallel.deferral import Deferral
 from parallel.plan import Entry
-from parallel.tensor import Column, column_product
+from parallel.tensor import column_product
 
 
 def _rows(entry: Entry, comm: Comm) -> tuple[int, int]:
@@ -72,15 +72,15 @@ class VocabularyHead(nn.Module):
         hidden_LBD = self.transform(hidden_LBD)
         if self.scale != 1.0:
             hidden_LBD = hidden_LBD * self.scale
-        column = Column(
-            weight=self.weight,
-            bias=self.bias,
+        return column_product(
+            hidden_LBD,
+            self.weight,
+            self.bias,
             entering=self.entering,
             comm=self.comm,
             site=self.site,
             deferral=self.deferral,
         )
-        return column_product(hidden_LBD, column)
 
 
 class _CrossEntropySum(torch.autograd.Function):

@@ -23,7 +23,6 @@ from parallel.engines.engine import Quantity, StepFacts, labelled
 from parallel.engines.gathered import Gathered, put_together
 from parallel.engines.settings import EngineSettings
 from parallel.flat_weights import FlatWeights
-from parallel.fused import fuse
 from parallel.gradients import Gradients
 from parallel.layouts import Layout
 from parallel.parallelize import materialise, parallelize, split_backward
@@ -72,10 +71,8 @@ class NativeEngine:
         self.model: Model = model
         in_products: list[torch.nn.Parameter] = []
         if not compiled:
-            # A compiled block has operators of its own.
+            # A compiled block has products of its own.
             in_products = split_backward(model, self.deferral)
-            fuse(model, plan.config, comm, self.deferral, self.dtype)
-        self.model.mask_key.seed = settings.seed
         self.model.train()
         self.gradients = Gradients(self.model, plan, comm, self.deferral, in_products)
         self._pipeline = Pipeline(model=self.model, plan=plan, comm=comm, deferral=self.deferral, dtype=self.dtype)
