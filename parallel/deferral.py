@@ -108,9 +108,9 @@ class Deferral:
                 x, gradient = self.unpack(job.x), self.unpack(job.gradient)
                 self.write(x if job.gather is None else job.gather(x), gradient, job.weight, job.bias)
 
-    def leave_behind(self, x: Tensor, gradient: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    def leave_behind(self, x: Tensor, gradient: Tensor, weight: Tensor) -> None:
         """Leaves a job, as in `add`, until a message of the same backward is on its way."""
-        self._behind.append(_Job(x, gradient, weight, bias, None))
+        self._behind.append(_Job(x, gradient, weight, None, None))
 
     def catch_up(self) -> None:
         """A message is on its way: does what was left behind."""
@@ -136,38 +136,27 @@ class _Product(torch.autograd.Function):
     """x [..., D], weight [U, D], bias [U] -> [..., U]."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, deferral: Deferral, is_behind: bool
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, deferral: Deferral) -> Tensor:
         ctx.save_for_backward(x, weight)
         # Not a saved tensor: its `grad` is needed, and what is saved comes back as another object.
-        ctx.parameters, ctx.deferral, ctx.is_behind = (weight, bias), deferral, is_behind
+        ctx.parameters, ctx.deferral = (weight, bias), deferral
         return F.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
         (gradient,) = gradients
         x, weight = ctx.saved_tensors
         gradient_x = gradient.matmul(weight) if ctx.needs_input_grad[0] else None
         if ctx.deferral.is_collecting:
             ctx.deferral.add(x, gradient, *ctx.parameters)
-        elif ctx.is_behind:
-            ctx.deferral.leave_behind(x, gradient, *ctx.parameters)
         else:
             ctx.deferral.write(x, gradient, *ctx.parameters)
-        return gradient_x, None, None, None, None
+        return gradient_x, None, None, None
 
 
-def product(
-    x: Tensor, weight: Tensor, bias: Tensor | None, deferral: Deferral | None, *, is_behind: bool = False
-) -> Tensor:
-    """Computes x weight^T + bias; with a `Deferral` the backward adds to `grad` itself, when that says so.
-
-    With `is_behind` the weight's gradient may wait for the next message of the same backward.
-    """
-    if deferral is None:
-        return F.linear(x, weight, bias)
-    out: Tensor = _Product.apply(x, weight, bias, deferral, is_behind)  # type: ignore[no-untyped-call]
+def product(x: Tensor, weight: Tensor, bias: Tensor | None, deferral: Deferral) -> Tensor:
+    """Computes x weight^T + bias; the backward adds to `grad` itself, when the deferral says so."""
+    out: Tensor = _Product.apply(x, weight, bias, deferral)  # type: ignore[no-untyped-call]
     return out
 
 

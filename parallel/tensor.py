@@ -3,7 +3,7 @@
     column-parallel   y_r = x W_r^T          the output's units (whole heads, ffn columns) are dealt out; x is whole
     row-parallel      y = sum_r x_r W_r^T    the input's units are dealt out; partial sums meet in one collective
 
-A column-parallel product is one autograd function, so that a collective of the backward runs behind the matrix product
+Each product is one autograd function with its collectives, so that one of the backward runs behind the matrix product
 that does not need it: the input's gradient is on its way while the weight's is computed, and under sequence parallelism
 the saved shard of the input, 1/t of it, is gathered again behind the input gradient's product (arXiv 2205.05198,
 section 4.2.2), unless the plan has the gathered input kept (`gather_once`). A `deferral` says when weights' gradients
@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.elementwise import split
-from parallel.collectives import enter, leave
+from parallel.collectives import enter
 from parallel.comm import Comm, Site
-from parallel.deferral import Deferral, Gather, product
-from parallel.plan import Entering, Entry
+from parallel.deferral import Deferral, Gather
+from parallel.plan import Entering, Entry, Leaving
 
 _GATHERING = ("gather", "gather_once")
 """Ways in which a shard of a sequence enters."""
@@ -148,6 +148,42 @@ class ColumnLinear(nn.Module):
         )
 
 
+class _RowProduct(torch.autograd.Function):
+    """x [L, B, U/t], weight [D, U/t] -> the sum over the ranks [L(/t), B, D]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, leaving: Leaving, comm: Comm, site: Site, deferral: Deferral | None
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        # Not a saved tensor: its `grad` is needed, and what is saved comes back as another object.
+        ctx.weight, ctx.deferral = weight, deferral
+        ctx.leaving, ctx.comm, ctx.site = leaving, comm, site
+        partial = F.linear(x, weight)
+        if leaving == "scatter":
+            partial, pending = comm.reduce_scatter(partial, "tp", site=site, phase=comm.forward_phase())
+        else:
+            pending = comm.all_reduce(partial, "tp", site=site, phase=comm.forward_phase())
+        pending.wait()
+        return partial
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
+        x, weight = ctx.saved_tensors
+        if ctx.leaving == "scatter":
+            gradient, pending = ctx.comm.all_gather(gradient, "tp", site=ctx.site, phase="backward")
+            pending.wait()
+        gradient_x, gradient_weight = gradient.matmul(weight), None
+        if ctx.deferral is None:
+            gradient_weight = gradient.reshape(-1, gradient.shape[-1]).t().matmul(x.reshape(-1, x.shape[-1]))
+        elif ctx.deferral.is_collecting:
+            ctx.deferral.add(x, gradient, ctx.weight, None)
+        else:
+            ctx.deferral.leave_behind(x, gradient, ctx.weight)
+        return gradient_x, gradient_weight, None, None, None, None
+
+
 class RowLinear(nn.Module):
     """The columns of a projection that belong to this rank's units; the bias is added once, after the sum."""
 
@@ -162,8 +198,8 @@ class RowLinear(nn.Module):
 
     def forward(self, x_LBU: Tensor) -> Tensor:
         """[L, B, U/t] -> [L, B, D], or a shard of L under sequence parallelism."""
-        out_LBD = leave(
-            product(x_LBU, self.weight, None, self.deferral, is_behind=True), self.leaving, self.comm, self.site
+        out_LBD: Tensor = _RowProduct.apply(  # type: ignore[no-untyped-call]
+            x_LBU, self.weight, self.leaving, self.comm, self.site, self.deferral
         )
         return out_LBD if self.bias is None else out_LBD + self.bias
 

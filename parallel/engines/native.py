@@ -28,6 +28,7 @@ from parallel.layouts import Layout
 from parallel.parallelize import materialise, parallelize, split_backward
 from parallel.pipeline import Observer, Pipeline, Unobserved
 from parallel.plan import Plan, Shard
+from parallel.schedule import is_split
 from parallel.sequence import microbatches, pad
 
 
@@ -69,10 +70,10 @@ class NativeEngine:
             parallelize(model, plan, comm, compiled=compiled)
             materialise(model, plan, comm, seed=settings.seed, dtype=self.dtype, device=self.device)
         self.model: Model = model
-        in_products: list[torch.nn.Parameter] = []
-        if not compiled:
-            # A compiled block has products of its own.
-            in_products = split_backward(model, self.deferral)
+        # Elsewhere autograd's own products are quicker; a compiled block has products of its own.
+        is_told = (plan.layout.tp > 1 or is_split(plan.table)) and not compiled
+        in_products = split_backward(model, self.deferral) if is_told else []
+        self.model.mask_key.seed = settings.seed
         self.model.train()
         self.gradients = Gradients(self.model, plan, comm, self.deferral, in_products)
         self._pipeline = Pipeline(model=self.model, plan=plan, comm=comm, deferral=self.deferral, dtype=self.dtype)
