@@ -45,6 +45,8 @@ PLACEMENTS: dict[Schedule, tuple[Placement, ...]] = {
 """Placements that a schedule runs on."""
 PLAIN_SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b")
 """One stage a rank, whole backwards: what closed searches know."""
+SPLIT_SCHEDULES: tuple[Schedule, ...] = ("zb_h1", "zb_h2", "zb_v")
+"""Named ones with backwards in two pieces."""
 COSTED_CUTS = ("parameters", "flops", "times", "memory")
 """Cuts that depend on what blocks cost, and so on a profile."""
 

@@ -22,9 +22,9 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from parallel.layouts import Layout, Schedule
+from parallel.layouts import SPLIT_SCHEDULES, Layout, Schedule
 from parallel.search_answer import BEST, Answer, Found
-from parallel.search_bounds import SPLIT, Bounds
+from parallel.search_bounds import Bounds
 from parallel.search_space import Question
 from parallel.step_time import StepTime, step_time
 
@@ -156,7 +156,7 @@ class _Search:
         likely: list[tuple[float, int, _Node]] = []
         for node in nodes:
             for pipeline in self._pipelines(node, are_plain=False) if self._is_open(node) else ():
-                is_split = pipeline.schedules[0] in SPLIT
+                is_split = pipeline.schedules[0] in SPLIT_SCHEDULES
                 order = self._bounds.likely_seconds(pipeline.layout, pipeline.bound, split=is_split)
                 likely.append((order, next(self._count), pipeline))
         self._queue = sorted(likely)
@@ -209,7 +209,7 @@ class _Search:
         for layout in self._question.pipelines(node.layout):
             able = self._question.schedules(layout)
             for is_split in (False, True):
-                schedules = tuple(name for name in able if (name in SPLIT) == is_split)
+                schedules = tuple(name for name in able if (name in SPLIT_SCHEDULES) == is_split)
                 is_plain = layout.chunks == 1 and not is_split
                 if not schedules or is_plain != are_plain:
                     continue
@@ -221,7 +221,7 @@ class _Search:
     def _try(self, node: _Node) -> None:
         """Cuts a pipeline, and simulates its schedules unless a closer bound tells that none of them is faster."""
         cut = self._bounds.cut(node.layout)
-        is_split = node.schedules[0] in SPLIT
+        is_split = node.schedules[0] in SPLIT_SCHEDULES
         bound = max(node.bound, self._bounds.pipeline_seconds(node.layout, cut)[is_split])
         for schedule in node.schedules:
             layout = node.layout.replace(schedule=schedule)

@@ -38,8 +38,6 @@ from parallel.stage_costs import stage_seconds
 from parallel.step_time import updated_bytes
 from parallel.work import Work
 
-SPLIT = ("zb_h1", "zb_h2", "zb_v")
-"""Schedules with backwards in two halves."""
 _BELOW = 1 - 1e-9
 """Sums of floats in another order differ by less."""
 

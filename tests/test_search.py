@@ -10,7 +10,7 @@ import pytest
 from launch.machine_files import load_machine
 from models.config import ModelConfig
 from parallel.activations import peak_over, saved_bytes
-from parallel.layouts import Layout
+from parallel.layouts import SPLIT_SCHEDULES, Layout
 from parallel.machine import Machine
 from parallel.predict import predict
 from parallel.rank_bytes import RankBytes, moments
@@ -18,7 +18,7 @@ from parallel.schedule import max_in_flight, parse
 from parallel.schedules import BUILDERS
 from parallel.search import Restriction, search
 from parallel.search_answer import BEST
-from parallel.search_bounds import SPLIT, Bounds
+from parallel.search_bounds import Bounds
 from parallel.search_space import Question
 from parallel.share import shares
 from parallel.step_time import StepTime, step_time
@@ -178,7 +178,7 @@ def test_a_search_repeats_itself() -> None:
 def test_no_step_is_shorter_than_its_bounds(config: ModelConfig) -> None:
     bounds = Bounds(question(config))
     for layout, time, _ in tried(config):
-        is_split = layout.schedule in SPLIT
+        is_split = layout.schedule in SPLIT_SCHEDULES
         told = [bounds.frame_seconds(layout), bounds.pipeline_seconds(layout, bounds.cut(layout))[is_split]]
         if layout.chunks == 1:
             told.append(bounds.linear_seconds(layout, split=is_split))
@@ -196,7 +196,7 @@ def test_zero_and_recomputation_are_bounded_too(config: ModelConfig, transport: 
         size, step = asked.size(layout), step_of(asked, layout).step_seconds
         assert bounds.frame_seconds(layout) <= step, layout.label
         if layout.chunks == 1:
-            assert bounds.linear_seconds(layout, split=layout.schedule in SPLIT) <= step, layout.label
+            assert bounds.linear_seconds(layout, split=layout.schedule in SPLIT_SCHEDULES) <= step, layout.label
         assert bounds.bytes.least(layout, size) <= bounds.bytes.fullest(layout, bounds.cut(layout), size)[0]
 
 
