@@ -36,17 +36,26 @@ def test_torch_still_refuses_fewer_microbatches_than_stages() -> None:
             "to the next stage only: transport = 'kv'; use transport = 'relay'",
         ),
         (Layout(pp=2), "at least as many microbatches as stages: 1 over 2; try microbatches = 2"),
-        (Layout(pp=2, schedule="zb_h1"), "no schedule 'zb_h1'; use one of gpipe, 1f1b, interleaved"),
+        (Layout(pp=2, schedule="zb_h2"), "no schedule 'zb_h2'; use one of gpipe, 1f1b, interleaved, zb_h1, zb_v"),
+        (Layout(pp=2, microbatches=5, schedule="zb_h1"), "zb_h1 wants equal rounds: 5 microbatches in 2; try"),
         (
             Layout.from_dict({"pp": 2, "microbatches": 5, **INTERLEAVED}),
             "wants equal rounds: 5 microbatches in 2; try microbatches = 4",
         ),
         (
-            Layout.from_dict({"pp": 2, "microbatches": 2, **INTERLEAVED, "schedule": "gpipe"}),
-            "torch's GPipe has one stage a rank: chunks = 2; use chunks = 1",
+            Layout.from_dict({"pp": 2, "microbatches": 2, "schedule": "gpipe", "placement": "v", "chunks": 2}),
+            "torch's GPipe deals stages to ranks in turn: placement = 'v'; use placement = 'interleaved'",
         ),
         (Layout.from_dict({"pp": 2, "dp": 2, "microbatches": 2, **INTERLEAVED}), "dp = 2 with chunks; use chunks = 1"),
         (Layout(tp=2, dp=2, zero=1), "ZeroRedundancyOptimizer takes no DTensor: zero = 1 with tp = 2; use zero = 3"),
+        (
+            Layout(pp=2, dp=2, zero=1, microbatches=2, schedule="zb_h1"),
+            "never sums gradients of a backward in two pieces: zero = 1 with zb_h1; use zero = 2",
+        ),
+        (
+            Layout(pp=2, dp=2, zero=3, microbatches=2, schedule="zb_h1"),
+            "when torch's backward in two pieces looks for them: zero = 3 with zb_h1; use zero = 2",
+        ),
     ],
     ids=lambda value: value.label if isinstance(value, Layout) else None,
 )

@@ -1,7 +1,7 @@
 """The torch engine: what PyTorch itself offers, put together for the three architectures.
 
     tp, sp    DTensor and `parallelize_module`, loss_parallel     (`torch_modules.py`, `torch_tensor.py`)
-    pp        torch.distributed.pipelining, manual stages         (`torch_pipeline.py`)
+    pp        torch.distributed.pipelining, manual stages         (`torch_pipeline.py`, `torch_anchor.py`)
     dp, zero  DistributedDataParallel, FSDP2                      (`torch_data.py`)
 
 The cut, the microbatches and the padding of lengths are those of the plan; nothing else of the native engine is used.

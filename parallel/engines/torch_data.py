@@ -2,6 +2,7 @@
 
     zero   wrapped by                                     optimizer
     0      DistributedDataParallel, `replicate` with tp   torch's own
+           and with backwards in two pieces
     1      DistributedDataParallel                        ZeroRedundancyOptimizer: each state on one rank
     2      FSDP2, parameters kept from forward to backward
     3      FSDP2, parameters gathered again for the backward
@@ -25,7 +26,7 @@ from models.blocks import DecoderBlock, EncoderBlock
 from parallel.comm import Comm
 from parallel.engines.foreign import unchecked_group
 from parallel.engines.settings import EngineSettings
-from parallel.layouts import Layout
+from parallel.layouts import SPLIT_SCHEDULES, Layout
 
 
 def wrap(stage: nn.Module, layout: Layout, comm: Comm, mesh: DeviceMesh | None) -> nn.Module:
@@ -38,7 +39,8 @@ def wrap(stage: nn.Module, layout: Layout, comm: Comm, mesh: DeviceMesh | None) 
                 fully_shard(block, mesh=mesh, reshard_after_forward=layout.zero == 3)
         fully_shard(stage, mesh=mesh, reshard_after_forward=layout.zero == 3)
         return stage
-    if layout.tp > 1:
+    # DistributedDataParallel waits for autograd to accumulate, which it does not in a backward in two pieces.
+    if layout.tp > 1 or (layout.pp > 1 and layout.schedule in SPLIT_SCHEDULES and layout.zero == 0):
         replicate(stage, mesh=mesh)
         return stage
     return DistributedDataParallel(stage, process_group=unchecked_group(comm, "dp"), gradient_as_bucket_view=True)

@@ -8,9 +8,9 @@ import itertools
 from collections.abc import Iterator
 
 from models.config import ModelConfig
-from parallel.layouts import Layout
+from parallel.layouts import SPLIT_SCHEDULES, Layout
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb_h1", "zb_v")
 
 
 def unsupported(config: ModelConfig, layout: Layout) -> str | None:
@@ -39,17 +39,17 @@ def _pipeline_limits(layout: Layout) -> Iterator[str]:
         yield f"torch's stages send to the next stage only: transport = {layout.transport!r}; use transport = 'relay'"
     if layout.schedule not in SCHEDULES:
         yield f"the torch engine has no schedule {layout.schedule!r}; use one of {', '.join(SCHEDULES)}"
-    if layout.schedule == "gpipe" and layout.chunks > 1:
-        yield f"torch's GPipe has one stage a rank: chunks = {layout.chunks}; use chunks = 1"
+    if layout.schedule == "gpipe" and layout.placement == "v":
+        yield "torch's GPipe deals stages to ranks in turn: placement = 'v'; use placement = 'interleaved'"
     if layout.schedule == "1f1b" and layout.microbatches < layout.pp:
         yield (
             f"torch's 1F1B wants at least as many microbatches as stages: {layout.microbatches} over {layout.pp}; "
             f"try microbatches = {layout.pp}"
         )
     num_rounds = max(1, layout.microbatches // layout.pp)
-    if layout.schedule == "interleaved" and layout.microbatches % num_rounds:
+    if layout.schedule in ("interleaved", "zb_h1") and layout.microbatches % num_rounds:
         yield (
-            f"torch's interleaved 1F1B wants equal rounds: {layout.microbatches} microbatches in {num_rounds}; "
+            f"torch's {layout.schedule} wants equal rounds: {layout.microbatches} microbatches in {num_rounds}; "
             f"try microbatches = {num_rounds * layout.pp}"
         )
 
@@ -59,3 +59,15 @@ def _data_limits(layout: Layout) -> Iterator[str]:
         yield f"chunks of a rank share modules, which torch wraps once: dp = {layout.dp} with chunks; use chunks = 1"
     if layout.zero == 1 and layout.tp > 1:
         yield f"torch's ZeroRedundancyOptimizer takes no DTensor: zero = 1 with tp = {layout.tp}; use zero = 3"
+    if layout.pp > 1 and layout.schedule in SPLIT_SCHEDULES:
+        # Both would give wrong gradients without a word.
+        if layout.zero == 1:
+            yield (
+                "DistributedDataParallel, which ZeroRedundancyOptimizer wants, never sums gradients of a backward in "
+                f"two pieces: zero = 1 with {layout.schedule}; use zero = 2"
+            )
+        if layout.zero == 3:
+            yield (
+                "FSDP2 has sharded weights again when torch's backward in two pieces looks for them: "
+                f"zero = 3 with {layout.schedule}; use zero = 2"
+            )

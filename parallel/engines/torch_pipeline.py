@@ -6,11 +6,23 @@ A stage is called with what the one before it returned, a tuple: the memory is r
 labels never travel: a stage is told the microbatch's number and reads its own batch. The last one returns its share of
 the loss, so that logits stay where they are.
 
+    schedule       stages a rank      torch's class
+    gpipe          one                ScheduleGPipe
+    gpipe          several, in turn   ScheduleLoopedBFS: microbatches go back in the other order, as fast
+    1f1b           one                Schedule1F1B
+    interleaved    several, in turn   ScheduleInterleaved1F1B
+    zb_h1          one                ScheduleInterleavedZeroBubble
+    zb_v           two                ScheduleZBVZeroBubble
+
+ScheduleInterleavedZeroBubble with several stages a rank and ScheduleDualPipeV are none of `parallel/schedules.py`.
+
 What had to be made right:
     ragged last microbatch    buffers have the shape of the first one: it is filled up with sequences without labels
     averages                  torch divides gradients by the microbatches (`scale_grads`): off, the loss is divided by
                               the labels of the whole step
     first step                shapes are given, so that torch does not run the first microbatch once more to find them
+    backward in two pieces    `torch_anchor.py`
+What is right and dear: with two pieces, a checkpointed block is computed again for its input and for each weight.
 """
 
 import dataclasses
@@ -20,12 +32,35 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
 from models.batch import IGNORED, Batch
 from models.model import Model
+from parallel.engines.torch_anchor import Anchor
+from parallel.layouts import SPLIT_SCHEDULES, Schedule
 from parallel.plan import Plan
 from parallel.sequence import microbatches
+
+ONE_STAGE: dict[Schedule, type[PipelineScheduleSingle | PipelineScheduleMulti]] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "zb_h1": ScheduleInterleavedZeroBubble,
+}
+SEVERAL_STAGES: dict[Schedule, type[PipelineScheduleMulti]] = {
+    "gpipe": ScheduleLoopedBFS,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zb_v": ScheduleZBVZeroBubble,
+}
+"""Classes by the number of stages a rank."""
 
 
 class StageModule(nn.Module):
@@ -43,6 +78,8 @@ class StageModule(nn.Module):
         self.is_last = index == len(plan.stages) - 1
         self.microbatches: Sequence[Batch] = ()
         self.scale = 1.0
+        is_split = index > 0 and plan.layout.schedule in SPLIT_SCHEDULES
+        self._anchor = Anchor(model) if is_split else None
 
     def forward(self, *entered: Tensor, number: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Hidden states in the order of the edge -> those of the next edge, or a scalar."""
@@ -50,7 +87,8 @@ class StageModule(nn.Module):
         batch = self.microbatches[index]
         self.model.mask_key.microbatch = index
         # What the first stage gets from torch is the number again.
-        left = self.model(batch, dict(zip(self.stage.inputs, entered, strict=False)))
+        hidden = dict(zip(self.stage.inputs, entered, strict=False))
+        left = self.model(batch, hidden) if self._anchor is None else self._anchor.run(batch, hidden)
         if not self.is_last:
             return tuple(left[name] for name in self.stage.outputs)
         assert self.model.loss is not None
@@ -108,7 +146,7 @@ class StagePipeline:
         dtype: torch.dtype,
     ) -> None:
         self._stages, self._plan, self._group, self._device, self._dtype = stages, plan, group, device, dtype
-        self._schedules: dict[tuple[int, ...], ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B] = {}
+        self._schedules: dict[tuple[int, ...], PipelineScheduleSingle | PipelineScheduleMulti] = {}
 
     def run(self, cut: Sequence[Batch]) -> Tensor | None:
         """All microbatches forward and backward; the sum of their losses where the last stage is."""
@@ -122,18 +160,16 @@ class StagePipeline:
         )
         return torch.stack([loss.detach() for loss in losses]).sum() if holds_loss else None
 
-    def _schedule_for(self, batch: Batch) -> ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B:
+    def _schedule_for(self, batch: Batch) -> PipelineScheduleSingle | PipelineScheduleMulti:
         """The schedule for microbatches of this shape: torch's buffers have the shape of one."""
         layout = self._plan.layout
         lengths = [0 if ids is None else ids.shape[1] for ids in (batch.source, batch.target)]
         key = (batch.num_sequences, *lengths)
         if key not in self._schedules:
             made: list[Any] = [self._stage(index, batch) for index in sorted(self._stages)]
-            if layout.schedule == "interleaved":
-                self._schedules[key] = ScheduleInterleaved1F1B(made, layout.microbatches, _first, scale_grads=False)
-            else:
-                kind = ScheduleGPipe if layout.schedule == "gpipe" else Schedule1F1B
-                self._schedules[key] = kind(made[0], layout.microbatches, _first, scale_grads=False)
+            kind: Any = (ONE_STAGE if layout.chunks == 1 else SEVERAL_STAGES)[layout.schedule]
+            stages = made[0] if issubclass(kind, PipelineScheduleSingle) else made
+            self._schedules[key] = kind(stages, layout.microbatches, _first, scale_grads=False)
         return self._schedules[key]
 
     def _stage(self, index: int, batch: Batch) -> PipelineStage:
