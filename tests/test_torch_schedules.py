@@ -21,6 +21,7 @@ from launch.parity import LARGEST_ERROR, Parity, case_batch
 from models.blocks import DecoderBlock
 from models.config import Architecture, ModelConfig, Stream
 from models.slicing import part_of
+from parallel.engines.choice import EngineChoice
 from parallel.engines.torch_anchor import Anchor
 from parallel.engines.torch_pipeline import ONE_STAGE, SEVERAL_STAGES
 from parallel.layouts import Layout
@@ -59,7 +60,7 @@ def case_of(config: ModelConfig, fields: dict[str, Any], *, source_length: int =
         name=f"{config.architecture} {layout.label} {config.tying} {config.positions}",
         config=config,
         layout=layout,
-        engine="torch",
+        engine=EngineChoice("torch"),
         num_sequences=num_sequences,
         source_length=source_length,
         target_length=target_length,
