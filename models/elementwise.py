@@ -127,18 +127,23 @@ class _Gated(torch.autograd.Function):
         return gradient_gate, gradient_up, None
 
 
+def views(product: Tensor, parts: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Columns of a product [..., sum(parts)], each part a view; their gradients are copied together."""
+    return torch.split(product, list(parts), dim=-1)
+
+
 def split(product: Tensor, parts: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Columns of a product [..., sum(parts)], each part a view."""
+    """As `views`, for parts whose gradients may be made side by side: those of a gate are."""
     if torch.compiler.is_compiling():
-        return torch.split(product, list(parts), dim=-1)
-    views: tuple[Tensor, ...] = _Split.apply(product, parts)  # type: ignore[no-untyped-call]
-    return views
+        return views(product, parts)
+    divided: tuple[Tensor, ...] = _Split.apply(product, parts)  # type: ignore[no-untyped-call]
+    return divided
 
 
 class _Split(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, product: Tensor, parts: tuple[int, ...]) -> tuple[Tensor, ...]:
-        return torch.split(product, list(parts), dim=-1)
+        return views(product, parts)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.config import Activation, ModelConfig
-from models.elementwise import gelu_tanh_gated, rms_norm, silu_gated, split
+from models.elementwise import gelu_tanh_gated, rms_norm, silu_gated, views
 
 
 class Norm(nn.Module):
@@ -41,20 +41,29 @@ class FusedLinear(nn.Module):
     """Several linear maps of one input as one matrix product.
 
     The rows of `weight` [sum(parts), in_width] are the maps one below the other. The results are views of the product.
+
+    Attributes:
+        divide: makes those views.
     """
 
     product: Product = staticmethod(F.linear)
 
-    def __init__(self, in_width: int, parts: tuple[int, ...], bias: bool) -> None:
+    def __init__(
+        self,
+        in_width: int,
+        parts: tuple[int, ...],
+        bias: bool,
+        divide: Callable[[Tensor, tuple[int, ...]], tuple[Tensor, ...]] = views,
+    ) -> None:
         super().__init__()
-        self.parts = parts
+        self.parts, self.divide = parts, divide
         self.weight = nn.Parameter(torch.empty(sum(parts), in_width))
         self.bias = nn.Parameter(torch.empty(sum(parts))) if bias else None
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, ...]:
         """One [..., part] for each of `parts`."""
         out = self.joined(hidden)
-        return (out,) if len(self.parts) == 1 else split(out, self.parts)
+        return (out,) if len(self.parts) == 1 else self.divide(out, self.parts)
 
     def joined(self, hidden: Tensor) -> Tensor:
         """The parts side by side, [..., sum(parts)]."""

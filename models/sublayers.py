@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from models.attention import AttentionMask, CoreAttention, fused_attention
 from models.config import ModelConfig
 from models.dropout import Dropout
+from models.elementwise import split
 from models.layers import ACTIVATIONS, FusedLinear, Norm, linear
 from models.positions import Rope
 
@@ -123,7 +124,7 @@ class Ffn(Sublayer):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.activation = ACTIVATIONS[config.activation]
-        self.up = FusedLinear(config.width, (config.ffn_width,) * (2 if config.is_gated else 1), config.ffn_bias)
+        self.up = FusedLinear(config.width, (config.ffn_width,) * (2 if config.is_gated else 1), config.ffn_bias, split)
         self.inner_dropout = Dropout(config.ffn_dropout)
         self.down = linear(config.ffn_width, config.width, config.ffn_bias)
         self.dropout = Dropout(config.dropout)

@@ -125,8 +125,9 @@ class Gradients:
     def start_norm(self) -> Norm:
         """Begins to sum up the global norm over the model: each parameter counted once. One scalar is reduced."""
         dtype = torch.promote_types(self.flat.dtype, torch.float32)
-        norms = [torch.linalg.vector_norm(part, dtype=dtype) for part in self.counted]
-        square = torch.stack(norms).square().sum() if norms else self.flat.new_zeros((), dtype=dtype)
+        square = self.flat.new_zeros((), dtype=dtype)
+        if self.counted:
+            square = torch.stack(torch._foreach_norm(self.counted, 2, dtype)).square().sum()  # noqa: SLF001, one call
         site = Site(name="gradient.norm")
         pending = self._comm.all_reduce(square, "model", site=site, phase="step")
         if self._num_slices > 1:

@@ -129,7 +129,7 @@ def _parameters(model: nn.Module) -> list[tuple[str, nn.Module, str, nn.Paramete
 
 def _colwise(module: nn.Module, entry: Entry, comm: Comm) -> nn.Module:
     assert isinstance(module, FusedLinear)
-    return ColumnLinear(weight=module.weight, bias=module.bias, entry=entry, comm=comm)
+    return ColumnLinear(weight=module.weight, bias=module.bias, entry=entry, comm=comm, divide=module.divide)
 
 
 def _rowwise(module: Linear, entry: Entry, comm: Comm) -> nn.Module:

@@ -11,13 +11,14 @@ are computed (`parallel/deferral.py`): those of row-parallel products behind the
 head and loss (`parallel/vocabulary.py`).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.elementwise import split
+from models.elementwise import views
 from parallel.collectives import enter
 from parallel.comm import Comm, Site
 from parallel.deferral import Deferral, Gather
@@ -116,14 +117,23 @@ class ColumnLinear(nn.Module):
 
     Args:
         weight, bias: this rank's shard, [sum(parts), D] and [sum(parts)].
-        parts: rows of each part on this rank.
-        entry: the plan's word on how the input enters.
+        entry: the plan's word on how the input enters, and on the rows of each part.
+        divide: gives the parts of the product.
     """
 
-    def __init__(self, *, weight: nn.Parameter, bias: nn.Parameter | None, entry: Entry, comm: Comm) -> None:
+    def __init__(
+        self,
+        *,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        entry: Entry,
+        comm: Comm,
+        divide: Callable[[Tensor, tuple[int, ...]], tuple[Tensor, ...]] = views,
+    ) -> None:
         super().__init__()
         self.weight = weight
         self.bias = bias
+        self.divide = divide
         shares = (part.share(comm.size("tp"), comm.position("tp")) for part in entry.parts)
         self.parts = tuple(stop - start for start, stop in shares)
         self.entering = entry.entering
@@ -133,7 +143,7 @@ class ColumnLinear(nn.Module):
 
     def forward(self, x_LBD: Tensor) -> tuple[Tensor, ...]:
         out_LBU = self.joined(x_LBD)
-        return (out_LBU,) if len(self.parts) == 1 else split(out_LBU, self.parts)
+        return (out_LBU,) if len(self.parts) == 1 else self.divide(out_LBU, self.parts)
 
     def joined(self, x_LBD: Tensor) -> Tensor:
         """The parts side by side."""
