@@ -1,6 +1,6 @@
 """Which engine is fastest, and which sends least? `twinshard bench`, all engines in turns on the same cells.
 
-    run what is left of the experiment  ->  records  ->  every engine against the best other  ->  table
+    run what is left of the experiment  ->  records  ->  every engine against the best other  ->  tables
 
 It is `twinshard run` and then `results/benchmark.py`, which reads the records and is lent by the command line. Each
 timed round runs every cell once, so that a slow minute falls on all engines alike. A cell that an engine refuses or
@@ -26,9 +26,9 @@ Row = Mapping[str, Cell]
 
 
 class Comparing(Protocol):
-    """Who holds records of engines against each other and writes the table (`results/benchmark.py`)."""
+    """Who holds records of engines against each other and writes the tables (`results/benchmark.py`)."""
 
-    def __call__(self, records: Path, cells: Sequence[str], output: Path) -> Sequence[Row]: ...
+    def __call__(self, records: Path, cells: Sequence[str], output: Path) -> Mapping[str, Sequence[Row]]: ...
 
 
 @click.command("bench")
@@ -39,7 +39,7 @@ class Comparing(Protocol):
     type=click.Path(path_type=Path, dir_okay=False),
     default=TABLE,
     show_default=True,
-    help="CSV file of all rows.",
+    help="CSV file of all rows; <name>_fastest.csv beside it has each engine at its best schedule.",
 )
 @fresh_option
 @backend_option
@@ -74,8 +74,10 @@ def bench_command(
     if outcome is None:
         return 130
     cells = [cell.name for cell in sweep.experiment.cells]
-    rows = lent("benchmark")(output / sweep.experiment.name, cells, out)
-    show(form, sheets=_sheets(rows), columns=tuple(rows[0]), rows=rows, document={"bench": list(rows)})
+    told = lent("benchmark")(output / sweep.experiment.name, cells, out)
+    rows, document = told["bench"], {name: list(table) for name, table in told.items()}
+    sheets = [*_sheets(rows), *_fastest_sheet(told["fastest"])]
+    show(form, sheets=sheets, columns=tuple(rows[0]), rows=rows, document=document)
     return 1 if outcome.failed else 0
 
 
@@ -102,6 +104,16 @@ def _sheets(rows: Sequence[Row]) -> list[Sheet]:
         told = [[*key, layout] for key, layout in reasons.items()]
         sheets.append(Sheet(title="not run", headings=("engine", "", "reason", "such as"), rows=told))
     return sheets
+
+
+def _fastest_sheet(rows: Sequence[Row]) -> list[Sheet]:
+    """Engines at their best, where one of them has several ways to choose from."""
+    if all(row["num_ways"] == 1 for row in rows):
+        return []
+    names = ("model", "engine", "layout", "num_ways", "step_seconds", "ratio", "ratio_low", "ratio_high", "against")
+    headings = ("model", "engine", "its fastest layout", "of", "step seconds", "x", "from", "to", "of the best other")
+    told = [[row[name] for name in names] for row in rows]
+    return [Sheet(title="every engine with the schedule that suits it", headings=headings, rows=told)]
 
 
 def _parts_sheet(model: Cell, rows: Sequence[Row]) -> Sheet:

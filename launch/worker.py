@@ -122,6 +122,8 @@ class Worker:
         elif phase == "parts":
             parts = trial.run.time_parts()
             trial.parts += [] if parts is None else [parts]
+            # A profile is a circle of objects; hundreds of them fill the memory.
+            gc.collect()
         else:
             trial.warmup.append(trial.run.time_step().wall)
 

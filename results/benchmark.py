@@ -11,7 +11,7 @@ the best other engine is the one with the least of it, so that a ratio below 1 b
 Compiled blocks are held against the same engine without: their ratio is what compiling changes. A control is the same
 again: it is held against its first run, and its ratio is the noise of the machine. What did not end well is a row with
 its status and reason. Times of busy threads leave out what is waited for. Left out: what a ratio means
-(`results/claims`), and running (`launch/bench.py`).
+(`results/claims`), engines at the schedules that suit them (`results/fastest.py`), and running (`launch/bench.py`).
 """
 
 import dataclasses
@@ -23,6 +23,8 @@ from typing import Any
 import pandas as pd
 
 from parallel.engines.choice import EngineChoice
+from results.fastest import COLUMNS as FASTEST
+from results.fastest import fastest
 from results.files import write_table
 from results.intervals import median, ratio
 from results.load import load_records
@@ -83,13 +85,16 @@ COLUMNS = (
 )
 
 
-def benchmark(records: Path, cells: Sequence[str], output: Path) -> list[Row]:
-    """Compare the engines in a folder of records, write the table, and return its rows; what is not known is None.
+def benchmark(records: Path, cells: Sequence[str], output: Path) -> dict[str, list[Row]]:
+    """Compare the engines in a folder of records, write two tables, and return their rows; what is not known is None.
 
     Args:
         records: the folder.
         cells: that are compared, in the order of the rows; records of others are left aside.
-        output: CSV file of `COLUMNS`.
+        output: CSV file of `COLUMNS`; what is fastest stands beside it, in `<name>_fastest.csv`.
+
+    Returns:
+        `bench`: one row a record; `fastest`: those of `results/fastest.py`.
 
     Raises:
         ValueError: no such folder, or no record of these cells in it.
@@ -98,10 +103,13 @@ def benchmark(records: Path, cells: Sequence[str], output: Path) -> list[Row]:
     found = [record for record in load_records(records).records if record.cell in order]
     if not found:
         raise ValueError(f"no record of these cells in {records}")
-    rows = compared(sorted(found, key=lambda record: order[record.cell]))
+    found.sort(key=lambda record: order[record.cell])
+    rows, best = compared(found), fastest(found)
     # As objects: a count with blanks stays a whole number.
     write_table(output, pd.DataFrame(rows, columns=list(COLUMNS), dtype=object))
-    return rows
+    beside = output.with_name(f"{output.stem}_fastest.csv")
+    write_table(beside, pd.DataFrame(best, columns=list(FASTEST), dtype=object))
+    return {"bench": rows, "fastest": best}
 
 
 def compared(records: Sequence[Record]) -> list[Row]:

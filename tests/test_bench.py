@@ -123,7 +123,7 @@ def stored(folder: Path, records: Sequence[Record]) -> None:
 def test_the_table_holds_what_was_asked_for_in_order_and_counts_stay_whole(tmp_path: Path) -> None:
     stored(tmp_path / "records", [NATIVE, by("torch", 2.0), by("fairscale", 3.0)])
     wanted = [f"{NATIVE.cell}.torch", NATIVE.cell]
-    rows = benchmark(tmp_path / "records", wanted, tmp_path / "bench.csv")
+    rows = benchmark(tmp_path / "records", wanted, tmp_path / "bench.csv")["bench"]
     assert [row["cell"] for row in rows] == wanted
     with (tmp_path / "bench.csv").open(encoding="utf-8", newline="") as file:
         told = list(csv.DictReader(file))
