@@ -76,6 +76,9 @@ class Deferral:
 
     def begin(self, weights: Iterable[Tensor]) -> None:
         """A step begins: what stands in the `grad` of these weights, which only products have, is worth nothing."""
+        # Nor are jobs of a step that did not end.
+        self._jobs.clear()
+        self._behind.clear()
         self._unwritten = {id(weight): weight for weight in weights}
 
     def finish(self) -> None:

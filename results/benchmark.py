@@ -15,7 +15,6 @@ its status and reason. Times of busy threads leave out what is waited for. Left 
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -155,19 +154,12 @@ def _row(run: Run, rivals: Sequence[Run]) -> Row:
 
 
 def _time(name: str, samples: list[float], others: Mapping[str, list[float]]) -> Row:
-    told = median(samples)
-    row = _bounds(name, told.value, told.low, told.high)
+    row: Row = dict(median(samples).columns(name))
     medians = {engine: median(theirs).value for engine, theirs in others.items() if theirs}
     if samples and medians:
         best = min(medians, key=lambda engine: medians[engine])
-        quotient = ratio(others[best], samples)
-        row |= _bounds(f"{name}_ratio", quotient.value, quotient.low, quotient.high) | {f"{name}_against": best}
+        row |= ratio(others[best], samples).columns(f"{name}_ratio") | {f"{name}_against": best}
     return row
-
-
-def _bounds(name: str, value: float, low: float, high: float) -> Row:
-    told = {name: value, f"{name}_low": low, f"{name}_high": high}
-    return {key: None if math.isnan(number) else number for key, number in told.items()}
 
 
 def _count(name: str, count: int | None, others: Mapping[str, int | None]) -> Row:

@@ -9,6 +9,7 @@ Whoever has more ways to choose from has more luck: the number of ways is told. 
 cell are held against each other in `results/benchmark.py`. Left out: compiled blocks and controls.
 """
 
+import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -50,15 +51,13 @@ def _rows(engines: Mapping[str, list[Mapping[str, Any]]]) -> list[Row]:
 
 def _row(engine: str, best: Mapping[str, Mapping[str, Any]], *, num_ways: int) -> Row:
     mine = best[engine]
-    told = median(_samples(mine))
     row: Row = dict.fromkeys(COLUMNS) | {name: mine[name] for name in COLUMNS if name in mine}
     row |= {"engine": engine, "layout": mine["layout_label"], "num_ways": num_ways}
-    row |= {"step_seconds": told.value, "step_seconds_low": told.low, "step_seconds_high": told.high}
+    row |= median(_samples(mine)).columns("step_seconds")
     others = [other for other in best if other != engine]
     if others:
         against = min(others, key=lambda other: _seconds(best[other]))
-        quotient = ratio(_samples(best[against]), _samples(mine))
-        row |= {"ratio": quotient.value, "ratio_low": quotient.low, "ratio_high": quotient.high}
+        row |= ratio(_samples(best[against]), _samples(mine)).columns("ratio")
         row |= {"against": against, "against_layout": best[against]["layout_label"]}
     return row
 
@@ -68,4 +67,4 @@ def _samples(row: Mapping[str, Any]) -> list[float]:
 
 
 def _seconds(row: Mapping[str, Any]) -> float:
-    return median(_samples(row)).value
+    return statistics.median(_samples(row))

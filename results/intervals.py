@@ -38,6 +38,11 @@ class Interval:
         """Return the interval with its bounds moved apart by a factor of at least 1, such as the noise of a control."""
         return Interval(value=self.value, low=self.low / factor, high=self.high * factor)
 
+    def columns(self, name: str) -> dict[str, float | None]:
+        """Value and bounds as columns of a table, `name`, `name_low` and `name_high`; what is not known is None."""
+        told = {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
+        return {key: None if math.isnan(number) else number for key, number in told.items()}
+
 
 NOTHING = Interval(value=math.nan, low=math.nan, high=math.nan)
 

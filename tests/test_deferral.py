@@ -85,3 +85,16 @@ def test_a_step_does_not_end_with_gradients_that_nobody_computed() -> None:
         deferral.add(X, Y, weight, None)
     with pytest.raises(AssertionError, match="never computed"):
         deferral.finish()
+
+
+def test_jobs_of_a_step_that_did_not_end_are_forgotten() -> None:
+    deferral, weight = Deferral(), weight_of()
+    with deferral.collect(0, 0):
+        deferral.add(X, Y, weight, None)
+    deferral.leave_behind(X, Y, weight)
+    deferral.begin([weight])
+    deferral.write(X, Y, weight, None)
+    deferral.catch_up()
+    deferral.run(0, 0)
+    deferral.finish()
+    torch.testing.assert_close(weight.grad, GRADIENT)

@@ -59,3 +59,11 @@ def test_controls_compiled_blocks_and_what_did_not_end_well_do_not_count() -> No
         dataclasses.replace(unsuccessful("failed", "it fell", LAYOUT), engine="native"),
     )
     assert rows(run("native", 4.0), *others)["native"]["step_seconds"] == 4.0
+
+
+def test_of_one_step_no_interval_is_known() -> None:
+    told = rows(run("native", 4.0), run("torch", 5.0))
+    assert None not in (told["native"]["ratio_low"], told["native"]["step_seconds_high"])
+    once = rows(*(dataclasses.replace(run(engine, 4.0), step_seconds=[4.0]) for engine in ("native", "torch")))
+    assert (once["native"]["step_seconds"], once["native"]["ratio"]) == (4.0, 1.0)
+    assert {once["native"][name] for name in ("step_seconds_low", "step_seconds_high", "ratio_low")} == {None}
