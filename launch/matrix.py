@@ -50,6 +50,8 @@ _SEQUENCES = {1: 2, 2: 4, 3: 5, 4: 4}
 """Sequences of one data-parallel rank by number of microbatches; 5 in 3 leave a ragged last one."""
 _LENGTHS = {"even": (8, 6), "odd": (7, 5), "longer target": (5, 9)}
 """Padded source and target lengths."""
+_BUCKET_BYTES = 3000
+"""Of gradients that replicas sum behind the backward; most of these models then have several buckets."""
 _HEADS = 4
 _HEAD_WIDTH = 4
 _BLOCKS = {"2+2": (2, 2), "3+2": (3, 2), "1+5": (1, 5)}
@@ -226,9 +228,13 @@ def _uneven_labels(rows: Sequence[Choice], architecture: Value) -> Choice:
 def cases(*, quick: bool = False) -> tuple[Case, ...]:
     """The cases of the matrix, those of one world size together, smallest world first; the same on every call.
 
-    `quick` takes only as many of them as show every single value, for a first answer while working on something.
+    Every second of those whose replicas sum whole gradients does so in buckets: an option more would cost the array too
+    much. `quick` takes only as many cases as show every single value, for a first answer while working on something.
     """
     chosen = [case(choice) for choice in (_few(choices()) if quick else choices())]
+    for index in [index for index, one in enumerate(chosen) if one.layout.dp > 1 and not one.layout.zero][::2]:
+        layout = chosen[index].layout.replace(gradient_bucket_bytes=_BUCKET_BYTES)
+        chosen[index] = dataclasses.replace(chosen[index], layout=layout)
     chosen.sort(key=lambda unnamed: unnamed.layout.world_size)
     return tuple(
         dataclasses.replace(unnamed, name=f"{index:03d} {unnamed.config.architecture} {unnamed.layout.label}")

@@ -23,12 +23,14 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from parallel.schedule import Key
 
 Gather: TypeAlias = Callable[[Tensor], Tensor]
 """Makes the whole input of a product from what was kept of it."""
+Writers: TypeAlias = dict[nn.Module, tuple[nn.Parameter, ...]]
+"""Modules whose products write gradients themselves, and of which parameters; autograd then knows nothing of these."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,13 +47,16 @@ class Deferral:
 
     Attributes:
         pack, unpack: what tensors pass through when they are kept and when they are used; who counts bytes sets both.
+        written: called with every parameter whose gradient was added to.
     """
 
     pack: Callable[[Tensor], Any]
     unpack: Callable[[Any], Tensor]
+    written: Callable[[Tensor], None]
 
     def __init__(self) -> None:
         self.count_nothing()
+        self.written = _unheard
         self._jobs: dict[Key, list[_Job]] = defaultdict(list)
         self._behind: list[_Job] = []
         self._now: Key | None = None
@@ -126,8 +131,14 @@ class Deferral:
         flat = gradient.reshape(-1, gradient.shape[-1])
         beta = 0 if self._unwritten.pop(id(weight), None) is not None else 1
         _gradient(weight).addmm_(flat.t(), x.reshape(-1, x.shape[-1]), beta=beta)
+        self.written(weight)
         if bias is not None:
             _gradient(bias).add_(flat.sum(0))
+            self.written(bias)
+
+
+def _unheard(_: Tensor) -> None:
+    pass
 
 
 def _gradient(parameter: Tensor) -> Tensor:

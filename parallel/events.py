@@ -20,7 +20,7 @@ the number of microbatches:
     gradient.sequence     all-reduce over tp of what every tp rank holds whole (sp)
     gradient.kv_replica   all-reduce over the ranks that share a KV head
     gradient.tied.*       all-reduce over the pipeline ranks that hold a copy
-    gradient.dp           all-reduce over dp of all gradients
+    gradient.dp           all-reduce over dp of all gradients; in buckets, in the backward (`parallel/buckets.py`)
     gradient.norm         all-reduce of one scalar over pp and tp
     loss.tokens           all-reduce of one count over dp;      loss.sum    of one scalar over dp, then over pp
 
@@ -33,6 +33,7 @@ forward and each backward.
 from collections import Counter
 from collections.abc import Iterator
 
+from parallel.buckets import bucket_parameters
 from parallel.edges import carried_size
 from parallel.figures import StepShape
 from parallel.layouts import microbatch_sizes
@@ -154,7 +155,7 @@ def _in_model(share: Share, entry: Entry, operation: Operation, payload_bytes: i
 
 
 def gradient_events(share: Share, shape: StepShape) -> Iterator[Event]:
-    """What one rank sends after its last backward; some of it to itself alone."""
+    """What one rank sends once a step, most of it after its last backward; some of it to itself alone."""
     layout, element = share.layout, shape.dtype_bytes
     yield _in_step("all_reduce", "dp", layout.dp, TOKEN_COUNT_BYTES, "loss.tokens")
     if layout.sp:
@@ -183,10 +184,12 @@ def _shared_elements(share: Share, name: str) -> int:
 
 
 def _data_parallel_events(share: Share, element: int) -> Iterator[Event]:
-    """Gradients over dp: one all-reduce, or what the ZeRO stage puts in its place; parameters are as many bytes."""
+    """Gradients over dp: all-reduced, or what the ZeRO stage puts in its place; parameters are as many bytes."""
     layout, count = share.layout, parameter_counts(share).total
     if layout.zero == 0:
-        yield _in_step("all_reduce", "dp", layout.dp, count * element, "gradient.dp")
+        phase: Phase = "backward" if layout.gradient_bucket_bytes else "step"
+        for bucket in bucket_parameters(share, element).values():
+            yield _in_step("all_reduce", "dp", layout.dp, bucket * element, "gradient.dp", phase)
         return
     # Slices are equally long: the last one is padded.
     payload_bytes = -(-count // layout.dp) * layout.dp * element
@@ -198,7 +201,9 @@ def _data_parallel_events(share: Share, element: int) -> Iterator[Event]:
         yield _in_step("all_gather", "dp", layout.dp, payload_bytes, "parameter.dp")
 
 
-def _in_step(operation: Operation, axis: str, group_size: int, payload_bytes: int, site: str) -> Event:
+def _in_step(
+    operation: Operation, axis: str, group_size: int, payload_bytes: int, site: str, phase: Phase = "step"
+) -> Event:
     return Event(
         operation=operation,
         axis=axis,
@@ -206,5 +211,5 @@ def _in_step(operation: Operation, axis: str, group_size: int, payload_bytes: in
         payload_bytes=payload_bytes,
         site=site,
         stream="none",
-        phase="step",
+        phase=phase,
     )

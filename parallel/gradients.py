@@ -8,22 +8,26 @@ step these are summed, each over the ranks whose parts add up:
     tied          parameters of which several pp ranks hold a copy (embeddings, head, relative biases)      over those
     dp            everything                                                                              over dp
 
-One all-reduce each (one a shared parameter for `tied`), once a step whatever the number of microbatches. Under ZeRO 1
-the last one is a reduce-scatter, after which a rank has the sums of its own slice of the buffer and partial ones beside
-it; the buffer is padded to slices of equal length. Gradients that products write stand behind all others and are not
-zeroed: the first of a step overwrites them (`parallel/deferral.py`). The sums are linear, so their order does not
-matter. The loss is divided by the step's tokens before the backward: nothing is averaged here. The norm counts every
-parameter once: of copies, only the first counts. Left out: clipping.
+One all-reduce each (one a shared parameter for `tied`), once a step whatever the number of microbatches. In buckets
+(`parallel/buckets.py`) the sums over dp leave while the backward runs, and come before the others. Under ZeRO 1 it is a
+reduce-scatter instead, after which a rank has the sums of its own slice of the buffer and partial ones beside it; the
+buffer is padded to slices of equal length. Gradients that products write stand behind all others of their bucket and
+are not zeroed: the first of a step overwrites them (`parallel/deferral.py`). The sums are linear, so their order does
+not matter. The loss is divided by the step's tokens before the backward: nothing is averaged here. The norm counts
+every parameter once: of copies, only the first counts. Left out: clipping.
 """
 
 import dataclasses
-from collections.abc import Collection
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from parallel.arrivals import Arrivals, Bucket
+from parallel.buckets import fill, home_block
 from parallel.comm import Comm, Pending, Site
-from parallel.deferral import Deferral
+from parallel.deferral import Deferral, Writers
 from parallel.plan import Plan
 
 
@@ -44,7 +48,7 @@ class Gradients:
     """The gradients of one rank's stages.
 
     Attributes:
-        flat: all gradients, those to sum over the sequence first, those that products write last, and padding.
+        flat: all gradients, bucket after bucket, and padding.
         num_elements: without the padding.
         own: the slice of `flat` that this rank updates; all of it without ZeRO.
         views: gradient of each parameter, a view of `flat`, by its local name.
@@ -52,16 +56,16 @@ class Gradients:
     """
 
     def __init__(
-        self, model: nn.Module, plan: Plan, comm: Comm, deferral: Deferral, in_products: Collection[nn.Parameter]
+        self,
+        model: nn.Module,
+        plan: Plan,
+        comm: Comm,
+        deferral: Deferral,
+        writers: Writers,
+        stages: Iterable[nn.Module],
     ) -> None:
         self._plan, self._comm, self._deferral = plan, comm, deferral
         parameters = dict(model.named_parameters())
-        in_sequence = [name for name in parameters if plan.sums_over_sequence(name)]
-        ids = {id(parameter) for parameter in in_products}
-        written = [name for name, one in parameters.items() if id(one) in ids and name not in in_sequence]
-        added = [name for name in parameters if name not in in_sequence and name not in written]
-        names = [*in_sequence, *added, *written]
-        self._written = [parameters[name] for name in written]
         first = next(iter(parameters.values()))
         self.num_elements = sum(p.numel() for p in parameters.values())
         self._num_slices = plan.layout.dp if plan.layout.zero else 1
@@ -69,17 +73,61 @@ class Gradients:
         self.flat = torch.zeros(num_padded, dtype=first.dtype, device=first.device)
         self.own = self.own_of(self.flat)
         self.views: dict[str, Tensor] = {}
-        offset = 0
+
+        in_sequence = {name for name in parameters if plan.sums_over_sequence(name)}
+        only_written = _only_written(model, writers)
+        written = {name for name, one in parameters.items() if id(one) in only_written} - in_sequence
+        self._written = [parameters[name] for name in written]
+        self._added: list[Tensor] = []
+        buckets = []
+        for names in self._bucketed({name: one.numel() for name, one in parameters.items()}, in_sequence):
+            ordered = sorted(names, key=lambda name: (name not in in_sequence, name in written))
+            self._lay(ordered, parameters)
+            self._added.append(self._span([name for name in ordered if name not in written]))
+            buckets.append(Bucket(self._span(ordered), [parameters[name] for name in ordered]))
+        self._sequence = self._span([name for name in parameters if name in in_sequence])
+        self._arrivals: Arrivals | None = None
+        if plan.layout.gradient_bucket_bytes:
+            self._arrivals = Arrivals(
+                buckets,
+                stages=stages,
+                writers=writers,
+                deferral=deferral,
+                microbatches=plan.layout.microbatches,
+                comm=comm,
+            )
+        self._replicated = [rows for name in self.views if (rows := self._replicated_rows(name)) is not None]
+        parts = (self._own_part(part) for name in self.views for part in self._counted(name))
+        self.counted = [part for part in parts if part.numel()]
+
+    def _bucketed(self, counts: Mapping[str, int], in_sequence: Collection[str]) -> list[list[str]]:
+        """Names of the parameters of each bucket, in the order of sending; all in one where there is no least."""
+        least_bytes = self._plan.layout.gradient_bucket_bytes
+        if not least_bytes:
+            return [list(counts)]
+        home = {name: home_block(self._plan, self._comm.coordinate.pp, name) for name in counts}
+        elements: dict[int, int] = defaultdict(int)
+        for name, block in home.items():
+            elements[block] += 0 if name in in_sequence else counts[name]
+        buckets = [
+            [name for name in counts if home[name] in blocks and name not in in_sequence]
+            for blocks in fill(elements, least_bytes / self.flat.element_size())
+        ]
+        return buckets + [[name for name in counts if name in in_sequence]] * bool(in_sequence)
+
+    def _lay(self, names: Iterable[str], parameters: Mapping[str, nn.Parameter]) -> None:
+        """Makes the gradients of some parameters views of the next places of the buffer."""
+        offset = sum(view.numel() for view in self.views.values())
         for name in names:
             parameter = parameters[name]
             view = self.flat[offset : offset + parameter.numel()].view(parameter.shape)
             parameter.grad = self.views[name] = view
             offset += parameter.numel()
-        self._sequence = self.flat[: sum(parameters[name].numel() for name in in_sequence)]
-        self._added = self.flat[: sum(parameters[name].numel() for name in (*in_sequence, *added))]
-        self._replicated = [rows for name in names if (rows := self._replicated_rows(name)) is not None]
-        parts = (self._own_part(part) for name in names for part in self._counted(name))
-        self.counted = [part for part in parts if part.numel()]
+
+    def _span(self, names: Sequence[str]) -> Tensor:
+        """The part of the buffer that some gradients fill without a gap."""
+        first = min((self.views[name].storage_offset() for name in names), default=0)
+        return self.flat[first : first + sum(self.views[name].numel() for name in names)]
 
     def own_of(self, flat: Tensor) -> Tensor:
         """This rank's slice of a buffer that is laid out as `flat`."""
@@ -87,12 +135,16 @@ class Gradients:
 
     def zero(self) -> None:
         """Forgets the last step."""
-        self._added.zero_()
+        torch._foreach_zero_(self._added)
         self._deferral.begin(self._written)
+        if self._arrivals is not None:
+            self._arrivals.begin()
 
     def synchronise(self) -> None:
         """Turns partial gradients into whole ones; the result stands in `views` and in every parameter's `grad`."""
         self._deferral.finish()
+        if self._arrivals is not None:
+            self._arrivals.finish()
         if self._sequence.numel():
             self._all_reduce(self._sequence, "tp", "gradient.sequence")
         if self._comm.size("kv_replica") > 1 and self._replicated:
@@ -106,6 +158,8 @@ class Gradients:
             holder = dict(shared.holders).get(self._comm.coordinate.pp)
             if holder is not None:
                 self._all_reduce(self.views[holder], f"tied:{shared.name}", f"gradient.tied.{shared.name}")
+        if self._arrivals is not None:
+            return
         if self._num_slices == 1:
             self._all_reduce(self.flat, "dp", "gradient.dp")
             return
@@ -165,3 +219,10 @@ class Gradients:
 
     def _all_reduce(self, tensor: Tensor, axis: str, site: str) -> None:
         self._comm.all_reduce(tensor, axis, site=Site(name=site), phase="step").wait()
+
+
+def _only_written(model: nn.Module, writers: Writers) -> set[int]:
+    """Ids of the weights that one product writes and nobody else uses."""
+    num_users = Counter(id(one) for module in model.modules() for one in module.parameters(recurse=False))
+    weights = {id(own[0]) for own in writers.values()}
+    return {weight for weight in weights if num_users[weight] == 1}

@@ -64,6 +64,8 @@ class Layout:
     `saved_input` is what a product keeps of the input that sp made it gather: the `shard`, which its backward gathers
     again, or the `whole`, which costs bytes instead. It is the native engine's choice: DTensor keeps the whole whatever
     is said here. Without sp nothing is gathered, and either is the same.
+    `gradient_bucket_bytes` is what the native engine sums over dp at least at once while the last backward still runs
+    (`parallel/buckets.py`); 0 sums all gradients once, after it. Engines with buckets of their own keep them.
     `microbatches` is their number per step and data-parallel rank. What an engine cannot run can still be accounted.
     """
 
@@ -73,6 +75,7 @@ class Layout:
     cp: int = 1
     sp: bool = False
     zero: int = 0
+    gradient_bucket_bytes: int = 0
     microbatches: int = 1
     schedule: Schedule = "1f1b"
     cut: Cut = "even"
@@ -109,12 +112,23 @@ class Layout:
             raise ValueError(f"zero = {self.zero}; choose 0 (off), 1, 2 or 3")
         if self.zero and self.dp == 1:
             raise ValueError(f"zero = {self.zero} shards over the dp ranks: it needs dp >= 2, got dp = 1")
+        self._check_buckets()
         if self.sp and self.tp == 1:
             raise ValueError("sp shards the sequence over the tp ranks: it needs tp >= 2, got tp = 1")
 
+    def _check_buckets(self) -> None:
+        """Gradients that are on their way during the backward are whole ones, over dp."""
+        told = f"gradient_bucket_bytes = {self.gradient_bucket_bytes}"
+        if self.gradient_bucket_bytes < 0:
+            raise ValueError(f"{told}; it must be at least 0, which is one sum a step")
+        if self.gradient_bucket_bytes and self.dp == 1:
+            raise ValueError(f"{told} sums over the dp ranks: it needs dp >= 2, got dp = 1")
+        if self.gradient_bucket_bytes and self.zero:
+            raise ValueError(f"{told} sums whole gradients: it needs zero = 0, got zero = {self.zero}")
+
     def _check_types(self) -> None:
         """An experiment's file may hold anything."""
-        for field in ("tp", "pp", "dp", "cp", "zero", "microbatches", "chunks"):
+        for field in ("tp", "pp", "dp", "cp", "zero", "gradient_bucket_bytes", "microbatches", "chunks"):
             if type(getattr(self, field)) is not int:
                 raise ValueError(f"{field} = {getattr(self, field)!r}; it must be a whole number")
         if type(self.sp) is not bool:
@@ -159,6 +173,7 @@ class Layout:
         parts += [f"dp{self.dp}"]
         parts += [f"cp{self.cp}"] if self.cp > 1 else []
         parts += [f"zero{self.zero}"] if self.zero else []
+        parts += [f"bucket{self.gradient_bucket_bytes}"] if self.gradient_bucket_bytes else []
         parts += [f"m{self.microbatches}", self.schedule, self.memory_gather]
         parts += [f"recompute={self.recompute}"] if self.recompute != "none" else []
         parts += [self.attention] if self.attention != "fused" else []

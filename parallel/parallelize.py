@@ -7,7 +7,6 @@ plan's entries say all. With degree 1 everywhere no module is changed.
 """
 
 import functools
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +25,7 @@ from models.sublayers import Attention
 from parallel.collectives import slice_sequence
 from parallel.comm import Comm
 from parallel.compiled import compile_blocks
-from parallel.deferral import Deferral, product
+from parallel.deferral import Deferral, Writers, product
 from parallel.plan import Entry, Plan, Shard
 from parallel.recompute import apply_recompute
 from parallel.tensor import ColumnLinear, MemoryEntry, RowLinear
@@ -78,19 +77,20 @@ def choose_attention(model: nn.Module, plan: Plan) -> None:
             module.use(kernel)
 
 
-def split_backward(model: nn.Module, deferral: Deferral) -> list[nn.Parameter]:
-    """Makes `deferral` say when products compute their weights' gradients; returns the weights that only one has."""
-    weights: list[nn.Parameter] = []
+def split_backward(model: nn.Module, deferral: Deferral) -> Writers:
+    """Makes `deferral` say when products compute their weights' gradients; tells which parameters each then writes."""
+    writers: Writers = {}
     for module in model.modules():
         if isinstance(module, ColumnLinear | RowLinear | VocabularyHead):
             module.deferral = deferral
-            weights.append(module.weight)
         elif isinstance(module, FusedLinear | Linear | Head):
             module.product = functools.partial(product, deferral=deferral)
-            assert isinstance(module.weight, nn.Parameter)
-            weights.append(module.weight)
-    num_owners = Counter(id(parameter) for _, _, _, parameter in _parameters(model))
-    return [weight for weight in weights if num_owners[id(weight)] == 1]
+        else:
+            continue
+        # The bias of a row-parallel product is added behind it.
+        own = (module.weight,) if isinstance(module, RowLinear) else (module.weight, module.bias)
+        writers[module] = tuple(one for one in own if isinstance(one, nn.Parameter))
+    return writers
 
 
 def materialise(

@@ -40,16 +40,15 @@ def parameter_counts(share: Share) -> ParameterCounts:
     ends = [side for side in here if share.has_embedding(side)]
     num_norms = 2 * num_self + num_cross + sum(config.final_norm * share.has_end(side) for side in here)
     num_norms += config.embedding_norm * len(ends)
-    tables = config.relative_buckets * share.num_heads * (config.positions == "relative")
     matrices = token_matrices(share)
     return ParameterCounts(
-        embedding=sum(matrices.get(f"{side}.embedding.token.weight", 0) + _around_tokens(share, side) for side in ends),
-        relative_bias=len(here) * tables,
+        embedding=sum(matrices.get(f"{side}.embedding.token.weight", 0) + around_tokens(share, side) for side in ends),
+        relative_bias=len(here) * relative_parameters(share),
         self_attention=num_self * attention_parameters(share),
-        cross_attention=num_cross * attention_parameters(share) + share.num_shipped * _kv_parameters(share),
+        cross_attention=num_cross * attention_parameters(share) + share.num_shipped * kv_parameters(share),
         ffn=num_self * ffn_parameters(share),
         norms=num_norms * norm_parameters(config),
-        head=_around_head(share) + matrices.get("head.weight", 0) if share.has_head else 0,
+        head=around_head(share) + matrices.get("head.weight", 0) if share.has_head else 0,
     )
 
 
@@ -61,7 +60,7 @@ def attention_parameters(share: Share) -> int:
     return matrices + (query + 2 * key) * config.qkv_bias + config.width * config.attention_output_bias
 
 
-def _kv_parameters(share: Share) -> int:
+def kv_parameters(share: Share) -> int:
     """Of these, what makes keys and values: 2 D K [+ 2K]."""
     config = share.config
     return 2 * share.num_kv_heads * config.head_width * (config.width + config.qkv_bias)
@@ -75,6 +74,12 @@ def ffn_parameters(share: Share) -> int:
     return matrices + (num_up * share.ffn_width + config.width) * config.ffn_bias
 
 
+def relative_parameters(share: Share) -> int:
+    """Of one table of relative biases: buckets x heads."""
+    config = share.config
+    return config.relative_buckets * share.num_heads * (config.positions == "relative")
+
+
 def token_matrices(share: Share) -> dict[str, int]:
     """Elements, V D, of each matrix of vocabulary rows here, under the first of its names that this stage knows."""
     first: dict[str, str] = {}
@@ -85,7 +90,7 @@ def token_matrices(share: Share) -> dict[str, int]:
     return {name: share.vocabulary(name) * share.config.width for name in owners}
 
 
-def _around_tokens(share: Share, side: Side) -> int:
+def around_tokens(share: Share, side: Side) -> int:
     """What stands in front of a stack beside the token matrix and the norm: features, positions, token types."""
     config = share.config
     rows = config.feature_width + 1 if side == "encoder" and config.feature_width else 0
@@ -96,7 +101,7 @@ def _around_tokens(share: Share, side: Side) -> int:
     return rows * config.width
 
 
-def _around_head(share: Share) -> int:
+def around_head(share: Share) -> int:
     """V of bias and the transform: D^2 + D and a norm."""
     config = share.config
     transform = (config.width * (config.width + 1) + norm_parameters(config)) * config.head_transform
@@ -137,9 +142,9 @@ def whole_parameters(share: Share) -> int:
     num_self = sum(len(share.blocks(side)) for side in share.sides)
     num_cross = len(share.blocks("decoder")) * config.has_cross_attention
     biases = (num_self + num_cross) * config.attention_output_bias + num_self * config.ffn_bias
-    around = sum(_around_tokens(share, side) for side in share.sides if share.has_embedding(side))
+    around = sum(around_tokens(share, side) for side in share.sides if share.has_embedding(side))
     if share.has_head:
-        around += _around_head(share) - share.vocabulary("head.weight") * config.head_bias
+        around += around_head(share) - share.vocabulary("head.weight") * config.head_bias
     return parameter_counts(share).norms + biases * config.width + around
 
 
@@ -148,7 +153,7 @@ def replicated_parameters(share: Share) -> int:
     if share.num_kv_replicas == 1:
         return 0
     num_attentions = sum(len(share.blocks(side)) for side in share.sides) + len(share.kv_blocks)
-    return num_attentions * _kv_parameters(share)
+    return num_attentions * kv_parameters(share)
 
 
 # ---- bytes ----------------------------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ names and in microbatches in flight: one is run for all. What has been run is pu
     microbatches                  the first's for all but the last
     peak                          the schedule played with what each microbatch keeps (`parallel/activations.py`)
 
-Ranks with several stages, those that split their backward and those of pipelines that ship keys and values are run
-whole. Parameters and what follows the last backward are never put together: they are those of the whole stage.
+Ranks with several stages, those that split their backward, those of pipelines that ship keys and values and those that
+sum gradients while the backward runs are run whole. Parameters and what follows the last backward are never put
+together: they are those of the whole stage.
 `compose=False` runs all blocks and all microbatches instead, which must and does give the same.
 """
 
@@ -75,8 +76,9 @@ def trace(
     shape.check(plan.config)
     plan.layout.check_sequences(shape.num_sequences * plan.layout.dp)
     wanted = shares(plan) if ranks is None else ranks
-    is_plain = plan.layout.chunks == 1 and plan.layout.transport != "kv" and not is_split(plan.table)
-    if not compose or not is_plain:
+    layout = plan.layout
+    is_plain = layout.chunks == 1 and layout.transport != "kv" and not is_split(plan.table)
+    if not compose or not is_plain or layout.gradient_bucket_bytes:
         return tuple(_run_whole(share, shape) for share in wanted)
     run: dict[Any, _Run] = {}
     traces = []

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+from parallel.arrivals import Arrivals
 from parallel.comm import Comm, Done, Pending, Site
 from parallel.gradients import Gradients
 from parallel.ledger import Event, Ledger
@@ -74,6 +75,24 @@ def drifting_tied_copy() -> Iterator[None]:
 def gradient_kept() -> Iterator[None]:
     """The gradient of a step stays where the next one adds its own."""
     with mock.patch.object(Gradients, "zero"):
+        yield
+
+
+@contextlib.contextmanager
+def sent_after_the_first_microbatch(microbatches: int) -> Iterator[None]:
+    """A bucket of gradients leaves while microbatches that will add to it are still to come."""
+    begin, arrived = Arrivals.begin, Arrivals._arrived
+
+    def beginning(arrivals: Arrivals) -> None:
+        begin(arrivals)
+        missing = arrivals._missing
+        missing.update({parameter: count // microbatches for parameter, count in missing.items()})
+
+    def arriving(arrivals: Arrivals, parameter: Any) -> None:
+        if arrivals._missing[id(parameter)]:
+            arrived(arrivals, parameter)
+
+    with mock.patch.multiple(Arrivals, begin=beginning, _arrived=arriving):
         yield
 
 

@@ -96,11 +96,13 @@ def _layout(generator: random.Random, config: ModelConfig) -> Layout:
     cuts: tuple[Cut, ...] = ("even", "aligned", anywhere)
     tp = generator.choice((1, 2, 4, 8))
     dp = generator.choice((1, 2, 3))
+    zero = int(dp > 1 and generator.random() < 0.4)
     return Layout(
         tp=tp,
         pp=pp,
         dp=dp,
-        zero=int(dp > 1 and generator.random() < 0.4),
+        zero=zero,
+        gradient_bucket_bytes=generator.choice((0, 1, 3000)) if dp > 1 and not zero else 0,
         sp=tp > 1 and generator.random() < 0.6,
         microbatches=generator.choice((1, 2, 3, 5)),
         schedule=generator.choice(("gpipe", "1f1b")),

@@ -18,6 +18,7 @@ from tests.mutations import (
     gradient_kept,
     gradient_scaled_twice,
     norm_not_summed,
+    sent_after_the_first_microbatch,
     untold_event,
 )
 from tests.rank import Worker
@@ -28,6 +29,7 @@ Mutation = Callable[..., contextlib.AbstractContextManager[None]]
 TENSOR_PARALLEL = case_of(named_model("tiny-transformer"), Layout(tp=2))
 SEQUENCE_PARALLEL = case_of(named_model("tiny-t5"), Layout(tp=2, sp=True))
 PIPELINE = case_of(named_model("tiny-encoder-decoder"), Layout(pp=2, microbatches=3))
+BUCKETS = case_of(named_model("tiny-t5"), Layout(dp=2, microbatches=3, gradient_bucket_bytes=1))
 
 
 def proved(worker: Worker, case: Case, mutation: Mutation, arguments: tuple[Any, ...]) -> Parity:
@@ -39,7 +41,7 @@ def wrong_kinds(parity: Parity) -> set[str]:
     return {kind for kind in ("loss", "gradient", "weight") if parity.worst(kind).error > LARGEST_ERROR}
 
 
-@pytest.mark.parametrize("case", [TENSOR_PARALLEL, SEQUENCE_PARALLEL, PIPELINE], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [TENSOR_PARALLEL, SEQUENCE_PARALLEL, PIPELINE, BUCKETS], ids=lambda case: case.name)
 def test_each_case_passes_when_nothing_is_broken(case: Case, two_ranks: Ranks) -> None:
     assert two_ranks.run(proved, case, contextlib.nullcontext, ())[0].failures == ()
 
@@ -86,6 +88,17 @@ def test_a_gradient_that_a_step_leaves_behind_is_noticed(two_ranks: Ranks) -> No
     parity = two_ranks.run(proved, PIPELINE, gradient_kept, ())[0]
     assert {"gradient", "weight"} <= wrong_kinds(parity)
     assert parity.gradient_norm.error > 0.1
+
+
+def test_a_bucket_that_leaves_too_early_is_noticed(two_ranks: Ranks) -> None:
+    parity = two_ranks.run(proved, BUCKETS, sent_after_the_first_microbatch, (BUCKETS.layout.microbatches,))[0]
+    assert wrong_kinds(parity) == {"gradient", "weight"}
+    assert parity.replica.error > LARGEST_ERROR
+
+
+def test_buckets_that_are_not_summed_are_noticed(two_ranks: Ranks) -> None:
+    parity = two_ranks.run(proved, BUCKETS, broken_all_reduce, ("gradient.dp",))[0]
+    assert {"gradient", "weight"} <= wrong_kinds(parity)
 
 
 def test_a_communication_that_the_ledger_lacks_is_noticed(two_ranks: Ranks) -> None:

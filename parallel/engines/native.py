@@ -72,11 +72,11 @@ class NativeEngine:
         self.model: Model = model
         # Elsewhere autograd's own products are quicker; a compiled block has products of its own.
         is_told = (plan.layout.tp > 1 or is_split(plan.table)) and not compiled
-        in_products = split_backward(model, self.deferral) if is_told else []
+        writers = split_backward(model, self.deferral) if is_told else {}
         self.model.mask_key.seed = settings.seed
         self.model.train()
-        self.gradients = Gradients(self.model, plan, comm, self.deferral, in_products)
         self._pipeline = Pipeline(model=self.model, plan=plan, comm=comm, deferral=self.deferral, dtype=self.dtype)
+        self.gradients = Gradients(self.model, plan, comm, self.deferral, writers, self.parts.values())
         self._flat_weights = FlatWeights(self.model, self.gradients, comm) if plan.layout.zero else None
         parameters = list(self.model.parameters()) if self._flat_weights is None else [self._flat_weights.own]
         self.optimizer = settings.optimizer_of(parameters)
