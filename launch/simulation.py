@@ -74,12 +74,8 @@ class Simulated:
             "data": cell.data_name,
             "machine": self.machine.name,
             "num_ranks": layout.world_size,
-            **{key: layout.to_dict()[key] for key in ("tp", "sp", "pp", "dp", "zero", "microbatches", "schedule")},
+            **{key: layout.to_dict()[key] for key in _LAYOUT},
             "cut": layout.cut if isinstance(layout.cut, str) else ",".join(map(str, layout.cut)),
-            **{
-                key: layout.to_dict()[key]
-                for key in ("chunks", "placement", "transport", "memory_gather", "saved_input", "recompute")
-            },
             "status": "unsupported" if time is None else "ok",
             "reason": self.refusal,
         }
@@ -101,10 +97,12 @@ class Simulated:
         }
 
 
+_LAYOUT = (
+    *("tp", "sp", "pp", "dp", "zero", "gradient_bucket_bytes", "microbatches", "schedule", "cut", "chunks"),
+    *("placement", "transport", "memory_gather", "saved_input", "recompute"),
+)
 COLUMNS = (
-    *("cell", "model", "architecture", "data", "machine", "num_ranks"),
-    *("tp", "sp", "pp", "dp", "zero", "microbatches", "schedule", "cut", "chunks", "placement", "transport"),
-    *("memory_gather", "saved_input", "recompute", "status", "reason"),
+    *("cell", "model", "architecture", "data", "machine", "num_ranks", *_LAYOUT, "status", "reason"),
     *("step_seconds", "pipeline_seconds", "gradient_seconds", "update_seconds", "bubble", "imbalance"),
     *("peak_bytes", "capacity_bytes", "fits", "model_flops", "model_flops_utilisation"),
 )

@@ -65,7 +65,7 @@ class Layout:
     again, or the `whole`, which costs bytes instead. It is the native engine's choice: DTensor keeps the whole whatever
     is said here. Without sp nothing is gathered, and either is the same.
     `gradient_bucket_bytes` is what the native engine sums over dp at least at once while the last backward still runs
-    (`parallel/buckets.py`); 0 sums all gradients once, after it. Engines with buckets of their own keep them.
+    (`parallel/buckets.py`); 0 sums all gradients once, after it. Others: DDP's buckets are as large, or as ever at 0.
     `microbatches` is their number per step and data-parallel rank. What an engine cannot run can still be accounted.
     """
 

@@ -80,6 +80,11 @@ class Question:
             raise ValueError(
                 f"cut = {told} is not searched; choose one of {', '.join(CUTS)}, or plan without a machine"
             )
+        if self.fixed.get("gradient_bucket_bytes"):
+            raise ValueError(
+                f"gradient_bucket_bytes = {self.fixed['gradient_bucket_bytes']} is not searched: every layout sums its "
+                "gradients once a step; leave it out, or plan without a machine"
+            )
         if "transport" in self.fixed:
             chunks = self.fixed.get("chunks", 1)
             placement: Placement = "interleaved" if chunks > 1 else "linear"

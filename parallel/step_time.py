@@ -9,10 +9,11 @@ the order of the native engine, while others may still run; then all need the gl
     rank 0  |----------- actions -----------|-tp-|-tied-|---dp---|-norm-|-update-|
     rank 1  |------- actions -------|-tp-|.......|-tied-|---dp---|-norm-|-update-|
 
-Collectives are rings on the links that join their ranks (`parallel/machine.py`). An update reads and writes every byte
-of the states once. Replicas along dp and ranks along tp run alike, one stands for all: thousands of ranks take no
-longer than their pipeline. Left out: gradients that are summed during the pipeline, so that what ZeRO 2 and 3 send for
-each microbatch is told at its end; loading of data; noise.
+Gradients that leave in buckets (`parallel/buckets.py`) are summed over dp while the last backward runs, which they do
+not slow down; what is left of them at its end comes before the other sums. Collectives are rings on the links that join
+their ranks (`parallel/machine.py`). An update reads and writes every byte of the states once. Replicas along dp and
+ranks along tp run alike, one stands for all: thousands of ranks take no longer than their pipeline. Left out: that ZeRO
+2 and 3 send during the pipeline what is told at its end here; loading of data; noise.
 """
 
 import dataclasses
@@ -22,6 +23,7 @@ from collections.abc import Callable, Sequence
 
 from models.config import ModelConfig
 from parallel.activations import saved_bytes
+from parallel.buckets import bucket_parameters
 from parallel.edges import Edge
 from parallel.events import gradient_events
 from parallel.figures import Optimizer, StepShape
@@ -39,7 +41,7 @@ from parallel.schedule import Direction, is_split
 from parallel.share import Share, shares
 from parallel.simulate import StageSeconds, TransferCost, TransferSeconds, simulate
 from parallel.stage_costs import stage_seconds
-from parallel.timeline import Steps, Timeline
+from parallel.timeline import Span, Steps, Timeline
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,6 +205,11 @@ def _gradients(machine: Machine, made: Plan, kinds: Sequence[Share], shape: Step
             at = (share.coordinate.pp, site)
             seconds[at] = max(seconds[at], taken)
     ends = [row[-1].end_seconds for row in timeline.spans]
+    if made.layout.gradient_bucket_bytes:
+        for share in kinds:
+            rank = share.coordinate.pp
+            ends[rank] = max(ends[rank], _in_buckets(machine, share, shape, timeline.spans[rank]))
+            seconds[rank, "gradient.dp"] = 0.0
     for rank in range(mesh.pp):
         ends[rank] += seconds[rank, "gradient.sequence"] + seconds[rank, "gradient.kv_replica"]
     for shared in made.shared:
@@ -214,6 +221,28 @@ def _gradients(machine: Machine, made: Plan, kinds: Sequence[Share], shape: Step
         ends[rank] += seconds[rank, "gradient.dp"] + seconds[rank, "parameter.dp"]
     last = ("loss.tokens", "gradient.norm", "loss.sum")
     return max(ends) + sum(max(seconds[rank, site] for rank in range(mesh.pp)) for site in last)
+
+
+def _in_buckets(machine: Machine, share: Share, shape: StepShape, row: Sequence[Span]) -> float:
+    """When the last bucket is summed over dp: each leaves with its last block's gradient, and after the one before.
+
+    In the last backward of a stage blocks are done in equal time, from the last to the first.
+    """
+    done: dict[int, float] = {}
+    for stage in share.stages:
+        *_, last = (span for span in row if span.action.stage == stage.index)
+        block_seconds = (last.end_seconds - last.start_seconds) / stage.num_blocks
+        done |= {
+            block: last.end_seconds - (block - stage.first) * block_seconds for block in range(stage.first, stage.last)
+        }
+    mesh = share.layout.mesh
+    group = mesh.peers(mesh.rank(share.coordinate), "dp")
+    end = 0.0
+    for blocks, count in bucket_parameters(share, shape.dtype_bytes).items():
+        # What is of no block here, a norm of all under sp or shipped keys and values, is there when all is.
+        left = max((done.get(block, row[-1].end_seconds) for block in blocks), default=row[-1].end_seconds)
+        end = max(end, left) + machine.collective_seconds("all_reduce", count * shape.dtype_bytes, group)
+    return end
 
 
 def _group(made: Plan, mesh: Mesh, at: Coordinate, event: Event) -> Sequence[int]:

@@ -43,6 +43,7 @@ IDENTITY = (
     "cp",
     "sp",
     "zero",
+    "gradient_bucket_bytes",
     "cut",
     "chunks",
     "placement",

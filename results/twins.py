@@ -28,6 +28,7 @@ _EQUAL = (
     "cp",
     "sp",
     "zero",
+    "gradient_bucket_bytes",
     "chunks",
     "placement",
     "schedule",

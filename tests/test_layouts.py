@@ -35,6 +35,16 @@ CUTS = "choose one of even, aligned, parameters, flops, times, memory or a list 
         ({"sp": "yes", "tp": 2}, "sp = 'yes'; it must be true or false"),
         ({"schedule": "zero"}, "schedule = 'zero'; choose one of gpipe, 1f1b, interleaved, zb_h1, zb_h2, zb_v, list"),
         ({"memory_gather": "never"}, "memory_gather = 'never'; choose one of per_block, per_stage"),
+        (
+            {"gradient_bucket_bytes": 8},
+            "gradient_bucket_bytes = 8 sums over the dp ranks: it needs dp >= 2, got dp = 1",
+        ),
+        ({"gradient_bucket_bytes": -1, "dp": 2}, "gradient_bucket_bytes = -1; it must be at least 0"),
+        ({"gradient_bucket_bytes": 0.5, "dp": 2}, "gradient_bucket_bytes = 0.5; it must be a whole number"),
+        (
+            {"gradient_bucket_bytes": 8, "dp": 2, "zero": 1},
+            "gradient_bucket_bytes = 8 sums whole gradients: it needs zero = 0, got zero = 1",
+        ),
         ({"saved_input": "half", "tp": 2, "sp": True}, "saved_input = 'half'; choose one of shard, whole"),
         ({"recompute": "all"}, "recompute = 'all'; choose one of none, selective, full"),
         ({"attention": "flash"}, "attention = 'flash'; choose one of fused, materialised"),
@@ -84,13 +94,15 @@ def test_unknown_keys_are_named_with_the_known_ones() -> None:
 @st.composite
 def layouts(draw: st.DrawFn) -> Layout:
     tp, pp, dp = draw(st.integers(1, 8)), draw(st.integers(1, 4)), draw(st.integers(1, 8))
+    zero = draw(st.integers(0, 3)) if dp > 1 else 0
     explicit = st.lists(st.integers(1, 20), min_size=pp - 1, max_size=pp - 1).map(tuple)
     return Layout(
         tp=tp,
         pp=pp,
         dp=dp,
         cp=draw(st.integers(1, 3)),
-        zero=draw(st.integers(0, 3)) if dp > 1 else 0,
+        zero=zero,
+        gradient_bucket_bytes=draw(st.sampled_from([0, 1, 4096])) if dp > 1 and not zero else 0,
         sp=tp > 1 and draw(st.booleans()),
         microbatches=draw(st.integers(1, 32)),
         schedule=draw(st.sampled_from(["gpipe", "1f1b"])),

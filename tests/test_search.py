@@ -307,6 +307,7 @@ def test_what_cannot_matter_is_not_varied() -> None:
         ({"num_sequences": 8, "microbatch": 3}, "in microbatches of 3; try 9"),
         ({"num_devices": 7, "fixed": {"dp": 1}}, "7 devices with dp = 1"),
         ({"fixed": {"tp": 3}}, "no tp x pp x dp makes that many"),
+        ({"fixed": {"gradient_bucket_bytes": 8}}, "gradient_bucket_bytes = 8 is not searched"),
         ({"fixed": {"cut": (2, 4)}}, r"cut = \[2, 4\] is not searched"),
         ({"target_length": 99}, "target_length = 99: .* reads 1 to 12"),
         ({"fixed": {"chunks": 2, "transport": "kv"}}, "'kv' wants one stage a rank: chunks = 2; use chunks = 1"),

@@ -195,7 +195,7 @@ def test_the_parameters_that_all_ranks_count_add_up_to_the_model(
     for rank in range(layout.world_size // layout.dp):
         with rank_of(planned, rank) as comm:
             model = part_of(planned, comm)
-            gradients = Gradients(model, planned, comm, Deferral(), ())
+            gradients = Gradients(model, planned, comm, Deferral(), {}, [model])
             counted += sum(part.numel() for part in gradients.counted)
             for name, held in elements_held(model, planned, comm.coordinate.tp).items():
                 rows.setdefault(name, set()).update(held)

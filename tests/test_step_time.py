@@ -9,6 +9,7 @@ import pytest
 from launch.machine_files import load_machine
 from models.config import ModelConfig
 from models.named import named_model
+from parallel.buckets import bucket_parameters
 from parallel.edges import Edge
 from parallel.events import step_events
 from parallel.figures import PhaseFlops, StepShape
@@ -290,3 +291,22 @@ def test_costs_of_the_machine_decide_cut_and_order() -> None:
     )
     assert times.imbalance < even.imbalance
     assert ordered.makespan_seconds < times.makespan_seconds < even.makespan_seconds
+
+
+def test_sums_behind_the_backward_leave_what_they_cannot_hide() -> None:
+    """One stage of four equal blocks: a slow link is busy from the first block's gradient, a quick one at the end."""
+    config = dataclasses.replace(SINGLE, num_decoder_blocks=4)
+    layout = Layout(dp=2)
+    in_buckets, in_one = (layout.replace(gradient_bucket_bytes=least) for least in (1, 10**9))
+    shape = shape_of(config)
+    sizes = [4 * count for count in bucket_parameters(shares(plan(config, in_buckets))[0], 4).values()]
+    assert len(sizes) == 4
+    for link, is_slow in ((1e3, True), (1e12, False)):
+        wired = machine(flops=1e9, link=link)
+        once, behind, one = (step_time(wired, config, given, shape) for given in (layout, in_buckets, in_one))
+        assert one.step_seconds == pytest.approx(once.step_seconds)
+        (row,) = once.timeline.spans
+        backward_seconds = row[-1].end_seconds - row[-1].start_seconds
+        assert sum(sizes) / link > 10 * backward_seconds or not is_slow
+        hidden_seconds = backward_seconds * 3 / 4 if is_slow else sum(sizes[:-1]) / link
+        assert once.gradient_seconds - behind.gradient_seconds == pytest.approx(hidden_seconds, rel=1e-6)

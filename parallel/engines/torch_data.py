@@ -43,7 +43,13 @@ def wrap(stage: nn.Module, layout: Layout, comm: Comm, mesh: DeviceMesh | None) 
     if layout.tp > 1 or (layout.pp > 1 and layout.schedule in SPLIT_SCHEDULES and layout.zero == 0):
         replicate(stage, mesh=mesh)
         return stage
-    return DistributedDataParallel(stage, process_group=unchecked_group(comm, "dp"), gradient_as_bucket_view=True)
+    return DistributedDataParallel(
+        stage,
+        process_group=unchecked_group(comm, "dp"),
+        gradient_as_bucket_view=True,
+        # Its own default where the layout names none.
+        bucket_cap_mb=layout.gradient_bucket_bytes / 2**20 or None,
+    )
 
 
 def accumulate(stage: nn.Module, *, is_last: bool) -> Any:
