@@ -33,10 +33,10 @@ from models.initial import canonical_name, initialise
 from parallel.comm import Comm
 from parallel.engines.deepspeed_config import ds_config
 from parallel.engines.deepspeed_limits import unsupported
-from parallel.engines.deepspeed_pieces import Piece, joined, of_partition, of_shards, of_weights, whole
+from parallel.engines.deepspeed_pieces import Piece, of_partition, of_shards, of_weights, whole
 from parallel.engines.engine import Quantity, StepFacts
 from parallel.engines.foreign import ForeignEngine
-from parallel.engines.gathered import Gathered
+from parallel.engines.gathered import Gathered, joined
 from parallel.engines.listed_layers import BlockLayer, Current, Parts, qualified_name
 from parallel.engines.scored_model import ScoredModel
 from parallel.engines.settings import EngineSettings

@@ -14,11 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from parallel.engines.gathered import Gathered, put_together
-from parallel.plan import Shard
-
-Held = dict[str, tuple[Shard, Tensor]]
-"""What a rank holds of tensors, by canonical name."""
+from parallel.engines.gathered import cut_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,13 +34,8 @@ def whole(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> It
 
 def of_partition(group: Sequence[nn.Parameter], partition: Tensor, rank: int) -> Iterator[Piece]:
     """Zero 1 and 2: the rank's even cut of a group's parameters one after the other."""
-    first, offset = rank * partition.numel(), 0
-    for parameter in group:
-        start, stop = max(first, offset), min(first + partition.numel(), offset + parameter.numel())
-        if start < stop:
-            values = partition.detach()[start - first : stop - first]
-            yield Piece(parameter=parameter, start=start - offset, values=values)
-        offset += parameter.numel()
+    for index, start, values in cut_of(partition.detach(), [parameter.numel() for parameter in group], rank):
+        yield Piece(parameter=group[index], start=start, values=values)
 
 
 def of_shards(group: Sequence[Any], flat: Tensor, rank: int) -> Iterator[Piece]:
@@ -71,23 +62,3 @@ def _cut(parameter: Any, shard: Tensor, rank: int) -> Iterator[Piece]:
     length = min(shard.numel(), parameter.ds_numel - start)
     if length > 0:
         yield Piece(parameter=parameter, start=start, values=shard.reshape(-1)[:length])
-
-
-def joined(everyone: Sequence[tuple[int, Held, dict[str, tuple[int, ...]], dict[str, Shard]]]) -> Gathered:
-    """Whole tensors from pieces of all ranks: first the shards of each tensor-parallel coordinate, then what they make.
-
-    Args:
-        everyone: of each rank its tp coordinate, its pieces, and by name the shapes and the shards that these make.
-    """
-    shards: list[Held] = []
-    flats = []
-    for coordinate in sorted({rank[0] for rank in everyone}):
-        ranks = [rank for rank in everyone if rank[0] == coordinate]
-        flat = put_together([held for _, held, _, _ in ranks])
-        shapes = {name: shape for _, _, of_rank, _ in ranks for name, shape in of_rank.items()}
-        of_name = {name: shard for *_, of_rank in ranks for name, shard in of_rank.items()}
-        shards.append({name: (of_name[name], tensor.view(shapes[name])) for name, tensor in flat.tensors.items()})
-        flats.append(flat)
-    whole_tensors = put_together(shards)
-    worst = max((*flats, whole_tensors), key=lambda gathered: gathered.replica_error)
-    return dataclasses.replace(whole_tensors, replica_error=worst.replica_error, replica_name=worst.replica_name)

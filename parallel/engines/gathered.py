@@ -1,16 +1,21 @@
 """How do the shards of all ranks become whole tensors again, and do copies agree?
 
 Every rank gives, by canonical name, what it holds and which part of the whole that is (`parallel.plan.Shard`). Where
-several ranks hold the same numbers, the first counts and the others are compared with it.
+several ranks hold the same numbers, the first counts and the others are compared with it. Where shards are cut on, such
+as over dp, a rank gives pieces of them: what of one, flattened, lies together on the rank.
 """
 
 import dataclasses
 import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from parallel.plan import Shard
+
+Held = dict[str, tuple[Shard, Tensor]]
+"""What a rank holds of tensors, by canonical name."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +29,7 @@ class Gathered:
     replica_name: str
 
 
-def put_together(everyone: list[dict[str, tuple[Shard, Tensor]]]) -> Gathered:
+def put_together(everyone: Sequence[Held]) -> Gathered:
     """Fills whole tensors from shards; where several ranks hold the same rows, they are compared."""
     sizes: dict[str, tuple[int, ...]] = {}
     for held in everyone:
@@ -55,6 +60,44 @@ def put_together(everyone: list[dict[str, tuple[Shard, Tensor]]]) -> Gathered:
     missing = [name for name, mask in filled.items() if not mask.all()]
     assert not missing, f"no rank holds all of {missing}"
     return Gathered(tensors=tensors, replica_error=worst, replica_name=worst_name)
+
+
+def cut_of(cut: Tensor, sizes: Sequence[int], rank: int) -> Iterator[tuple[int, int, Tensor]]:
+    """What of tensors that lie one after the other, cut evenly over ranks, a rank's cut holds.
+
+    Args:
+        cut: the rank's, flat; the last ones may end in padding.
+        sizes: elements of each tensor.
+        rank: place of the cut.
+
+    Returns (which tensor, its first element here, the elements of it that are here).
+    """
+    first, offset = rank * cut.numel(), 0
+    for index, size in enumerate(sizes):
+        start, stop = max(first, offset), min(first + cut.numel(), offset + size)
+        if start < stop:
+            yield index, start - offset, cut[start - first : stop - first]
+        offset += size
+
+
+def joined(everyone: Sequence[tuple[int, Held, dict[str, tuple[int, ...]], dict[str, Shard]]]) -> Gathered:
+    """Whole tensors from pieces of all ranks: first the shards of each tensor-parallel coordinate, then what they make.
+
+    Args:
+        everyone: of each rank its tp coordinate, its pieces, and by name the shapes and the shards that these make.
+    """
+    shards: list[Held] = []
+    flats = []
+    for coordinate in sorted({rank[0] for rank in everyone}):
+        ranks = [rank for rank in everyone if rank[0] == coordinate]
+        flat = put_together([held for _, held, _, _ in ranks])
+        shapes = {name: shape for _, _, of_rank, _ in ranks for name, shape in of_rank.items()}
+        of_name = {name: shard for *_, of_rank in ranks for name, shard in of_rank.items()}
+        shards.append({name: (of_name[name], tensor.view(shapes[name])) for name, tensor in flat.tensors.items()})
+        flats.append(flat)
+    whole_tensors = put_together(shards)
+    worst = max((*flats, whole_tensors), key=lambda gathered: gathered.replica_error)
+    return dataclasses.replace(whole_tensors, replica_error=worst.replica_error, replica_name=worst.replica_name)
 
 
 def _disagreement(piece: Tensor, whole: Tensor) -> float:
