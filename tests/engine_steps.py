@@ -39,6 +39,7 @@ def engine_case(
     changes: Mapping[str, object] = {},
     source_length: int = 7,
     target_length: int = 5,
+    num_sequences: int = 10,
 ) -> Case:
     """A ragged case of a small model, two lengths unequal; `changes` are fields of its config, `engine` as written."""
     fields = {"vocabulary": 30, "relative_buckets": 8, "relative_max_distance": 6, **changes}
@@ -48,7 +49,7 @@ def engine_case(
         config=config,
         layout=layout,
         engine=EngineChoice.parse(engine),
-        num_sequences=10,
+        num_sequences=num_sequences,
         source_length=source_length,
         target_length=target_length,
     )

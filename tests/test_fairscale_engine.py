@@ -133,11 +133,6 @@ def test_half_precision_learns(two_ranks: Ranks) -> None:
             {},
             "fairscale's tensor-parallel layers keep whole sequences: sp over tp = 2; use sp = false",
         ),
-        (
-            Layout(dp=2, zero=3),
-            {},
-            "fairscale shards parameters in its FullyShardedDataParallel, which needs CUDA streams: use zero <= 2",
-        ),
         (Layout(tp=4), {}, "fairscale cuts evenly: tp = 4 must divide 2 KV heads"),
         (Layout(tp=2), {"vocabulary": 29}, "fairscale cuts evenly: tp = 2 must divide 29 rows of the vocabulary"),
     ],

@@ -1,23 +1,25 @@
-"""The fairscale engine: Megatron's layers for tensor parallelism, sharded optimizer states and gradients for data.
+"""The fairscale engine: Megatron's layers for tensor parallelism, sharded states, gradients and weights for data.
 
     tp        fairscale.nn.model_parallel: what stands where is told in `parallel/engines/fairscale_layers.py`
     zero 0    torch's DistributedDataParallel over fairscale's data-parallel group: fairscale has none of its own
     zero 1    OSS, an optimizer that keeps the states of some parameters, with DistributedDataParallel
     zero 2    OSS with ShardedDataParallel: a gradient is reduced to the rank that keeps the parameter's states
+    zero 3    FullyShardedDataParallel, on GPUs only: `parallel/engines/fairscale_sharded.py`
     pp        Pipe, one process for all stages: `parallel/engines/fairscale_pipe.py`
 
-Both wrappers average over the ranks, and a mean of means is not the mean: each rank's sum of cross-entropy is divided
-by the labels of the whole step and multiplied by dp, so that the average is the sum that was meant. Only the last
-microbatch sends gradients.
+All wrappers average over the ranks, and a mean of means is not the mean: each rank's sum of cross-entropy is divided
+by the labels of the whole step and multiplied by dp, so that the average is the sum that was meant. Up to zero 2 only
+the last microbatch sends gradients.
 
-fairscale is no longer developed; 0.4.13 is its last release. Left out, with reasons in
-`parallel/engines/fairscale_limits.py`: its FullyShardedDataParallel; and its AsyncPipe, which has a process a stage,
-but sends through CUDA and updates between microbatches. Source: fairscale 0.4.13; ZeRO: arXiv 1910.02054.
+fairscale is no longer developed; 0.4.13 is its last release. What it cannot do is told
+in `parallel/engines/fairscale_limits.py`. Left out: its AsyncPipe, which has a process a stage, but sends through CUDA
+and updates between microbatches. Source: fairscale 0.4.13; ZeRO: arXiv 1910.02054.
 """
 
 import contextlib
 import dataclasses
 import warnings
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -29,26 +31,34 @@ from torch.nn.parallel import DistributedDataParallel
 
 from models.architectures import build
 from models.batch import Batch
+from models.config import ModelConfig
 from models.initial import canonical_name
 from models.slicing import tie
 from parallel.comm import Comm
 from parallel.engines.engine import Engine, Quantity, StepFacts
 from parallel.engines.fairscale_layers import Topology, swap_modules, topology
-from parallel.engines.fairscale_limits import unsupported
+from parallel.engines.fairscale_limits import unsupported as unsupported_anywhere
 from parallel.engines.fairscale_pipe import PipeEngine, unsupported_size
-from parallel.engines.foreign import ForeignEngine
-from parallel.engines.gathered import Gathered, put_together
+from parallel.engines.fairscale_sharded import no_streams, pieces, shard
+from parallel.engines.foreign import ForeignEngine, unchecked_groups
+from parallel.engines.gathered import Gathered, Held, joined
 from parallel.engines.scored_model import ScoredModel
 from parallel.engines.settings import EngineSettings
+from parallel.layouts import Layout
 from parallel.parallelize import choose_attention, materialise
 from parallel.pipeline import Observer, Unobserved
-from parallel.plan import Plan
+from parallel.plan import WHOLE, Plan, Shard
 from parallel.recompute import apply_recompute
 from parallel.schedule import Action
 from parallel.sequence import microbatches
 
 # What is asked of the module of every engine, some of it told in files of its own.
 __all__ = ["FairscaleEngine", "fairscale_engine", "unsupported", "unsupported_size"]
+
+
+def unsupported(config: ModelConfig, layout: Layout) -> str | None:
+    """Why fairscale cannot run a model on a layout, or not on this machine, as one line; None when it can."""
+    return unsupported_anywhere(config, layout) or (no_streams() if layout.zero == 3 else None)
 
 
 def fairscale_engine(*, plan: Plan, comm: Comm, settings: EngineSettings, partition: str = "") -> Engine:
@@ -61,13 +71,13 @@ def fairscale_engine(*, plan: Plan, comm: Comm, settings: EngineSettings, partit
 class FairscaleEngine(ForeignEngine):
     """One rank of one layout of one model.
 
-    Raises ValueError for a layout that `unsupported` names.
+    Raises ValueError for a layout that `unsupported` names, and for zero = 3 on another device than a GPU.
     """
 
     def __init__(self, *, plan: Plan, comm: Comm, settings: EngineSettings) -> None:
-        reason = unsupported(plan.config, plan.layout)
-        super().__init__(plan=plan, comm=comm, settings=settings, reason=reason)
         layout = plan.layout
+        reason = unsupported(plan.config, layout) or (no_streams(settings.device) if layout.zero == 3 else None)
+        super().__init__(plan=plan, comm=comm, settings=settings, reason=reason)
         # A world of one needs no process group, and then fairscale has nothing to do.
         self._topology: Topology | None = topology(layout.tp) if layout.world_size > 1 else None
         # Every rank holds whole bias tables, of which it reads its heads' columns.
@@ -78,14 +88,26 @@ class FairscaleEngine(ForeignEngine):
         with self._groups():
             if self._topology is not None:
                 swap_modules(self.model, plan, self._topology)
-            materialise(self.model, self._held_plan, comm, seed=settings.seed, dtype=self.dtype, device=self.device)
+            # What it shards has to be float32 at first; values are drawn in it.
+            dtype = torch.float32 if layout.zero == 3 else self.dtype
+            materialise(self.model, self._held_plan, comm, seed=settings.seed, dtype=dtype, device=self.device)
             tie(self.model, plan.config)
             choose_attention(self.model, plan)
             apply_recompute(self.model, layout.recompute)
             self.model.mask_key.seed = settings.seed
             self.model.train()
-            self.optimizer = self._optimizer(settings)
-            self._wrapped = self._wrap(ScoredModel(self.model))
+            self._shapes: dict[str, tuple[int, ...]] = {}
+            self._shards: dict[str, Shard] = {}
+            for name, parameter in self.model.named_parameters():
+                canonical = canonical_name(plan.config, name)
+                self._shapes[canonical] = tuple(parameter.shape)
+                self._shards[canonical] = self._held_plan.shard(name, comm.coordinate.tp)
+            if layout.zero == 3:
+                self._wrapped = self._shard(ScoredModel(self.model))
+                self.optimizer: Any = settings.optimizer_of(self._wrapped.parameters())
+            else:
+                self.optimizer = self._optimizer(settings)
+                self._wrapped = self._wrap(ScoredModel(self.model))
 
     def step(self, batch: Batch, *, update: bool = True, observer: Observer | None = None) -> StepFacts:
         """Forward, backward, synchronisation and (unless `update` is false) one optimizer step; see `Engine`."""
@@ -108,24 +130,20 @@ class FairscaleEngine(ForeignEngine):
 
     def gather(self, quantity: Quantity) -> Gathered | None:
         """Whole gradients or weights on rank 0, None elsewhere. Collective; for checks, not for speed."""
-        held = {}
-        for name, parameter in self.model.named_parameters():
-            tensor = parameter.detach() if quantity == "weight" else self._gradient(parameter)
-            if tensor is not None:
-                shard = self._held_plan.shard(name, self.comm.coordinate.tp)
-                held[canonical_name(self.plan.config, name)] = (shard, tensor.to("cpu", copy=True))
-        everyone = self.comm.collect_objects(held)
-        return None if everyone is None else put_together(everyone)
+        held = {name: (place, values.to("cpu", copy=True)) for name, (place, values) in self._held(quantity).items()}
+        everyone = self.comm.collect_objects((self.comm.coordinate.tp, held, self._shapes, self._shards))
+        return None if everyone is None else joined(everyone)
 
     # ---- what this rank holds ---------------------------------------------------------------------------------
 
     @property
     def num_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.model.parameters())
+        return sum(values.numel() for _, values in self._held("weight").values())
 
     @property
     def parameter_bytes(self) -> int:
-        return sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
+        """Between steps; padding aside."""
+        return sum(values.numel() * values.element_size() for _, values in self._held("weight").values())
 
     @property
     def gradient_bytes(self) -> int:
@@ -134,7 +152,7 @@ class FairscaleEngine(ForeignEngine):
         Zero before the first step where nothing is bucketed.
         """
         storages = [
-            parameter.grad.untyped_storage() for parameter in self.model.parameters() if parameter.grad is not None
+            parameter.grad.untyped_storage() for parameter in self._wrapped.parameters() if parameter.grad is not None
         ]
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
@@ -147,23 +165,25 @@ class FairscaleEngine(ForeignEngine):
 
     # ---- inside -------------------------------------------------------------------------------------------------
 
-    def _groups(self) -> AbstractContextManager[None]:
-        return contextlib.nullcontext() if self._topology is None else self._topology.current()
+    @contextlib.contextmanager
+    def _groups(self) -> Iterator[None]:
+        """Its groups are this engine's, and what it calls by names that torch has renamed is not told."""
+        with contextlib.ExitStack() as inside:
+            if self._topology is not None:
+                inside.enter_context(self._topology.current())
+                inside.enter_context(warnings.catch_warnings())
+                warnings.simplefilter("ignore", FutureWarning)
+                warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning)
+            yield
 
     def _optimizer(self, settings: EngineSettings) -> Any:
         parameters = list(self.model.parameters())
         if not self.plan.layout.zero:
             return settings.optimizer_of(parameters)
         assert self._topology is not None
-        with warnings.catch_warnings():
-            # It asks torch for ranks by a name that torch has renamed.
-            warnings.simplefilter("ignore", FutureWarning)
-            return OSS(
-                parameters,
-                optim=settings.optimizer_class,
-                group=self._topology.data_group,
-                **settings.optimizer_options,
-            )
+        return OSS(
+            parameters, optim=settings.optimizer_class, group=self._topology.data_group, **settings.optimizer_options
+        )
 
     def _wrap(self, module: nn.Module) -> nn.Module:
         """Data parallelism; every rank has drawn the same weights, so none are sent."""
@@ -174,16 +194,27 @@ class FairscaleEngine(ForeignEngine):
             return DistributedDataParallel(
                 module, process_group=self._topology.data_group, gradient_as_bucket_view=True, init_sync=False
             )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            wrapped: nn.Module = ShardedDataParallel(
-                module,
-                self.optimizer,
-                process_group=self._topology.data_group,
-                broadcast_buffers=False,
-                sync_models_at_startup=False,
-            )
+        wrapped: nn.Module = ShardedDataParallel(
+            module,
+            self.optimizer,
+            process_group=self._topology.data_group,
+            broadcast_buffers=False,
+            sync_models_at_startup=False,
+        )
         return wrapped
+
+    def _shard(self, module: ScoredModel) -> nn.Module:
+        assert self._topology is not None
+        with unchecked_groups():
+            gradient_group = self.comm.another_group("dp", carries="gradients")
+        sharded: nn.Module = shard(
+            module,
+            group=self._topology.data_group,
+            gradient_group=gradient_group,
+            device=self.device,
+            dtype=self.dtype,
+        )
+        return sharded
 
     def _zero(self) -> None:
         # ShardedDataParallel sums into buckets of its own, which outlive a gradient that is set to None.
@@ -206,6 +237,20 @@ class FairscaleEngine(ForeignEngine):
             torch.autograd.backward(loss * layout.dp)
         return loss.detach()
 
+    def _held(self, quantity: Quantity) -> Held:
+        """Weights, or reduced gradients, that this rank holds, flattened; not what another data-parallel rank keeps."""
+        if self.plan.layout.zero == 3:
+            return {
+                canonical_name(self.plan.config, name): (Shard(ranges=((start, start + values.numel()),)), values)
+                for name, start, values in pieces(self._wrapped, quantity)
+            }
+        held: Held = {}
+        for name, parameter in self.model.named_parameters():
+            tensor = parameter if quantity == "weight" else self._gradient(parameter)
+            if tensor is not None:
+                held[canonical_name(self.plan.config, name)] = (WHOLE, tensor.detach().reshape(-1))
+        return held
+
     def _gradient(self, parameter: nn.Parameter) -> Tensor | None:
         """A gradient that is whole here; None where another data-parallel rank keeps it."""
         if self.plan.layout.zero < 2:
@@ -215,15 +260,12 @@ class FairscaleEngine(ForeignEngine):
 
     def _norm(self) -> float:
         """Global norm, every number counted once: replicated ones by the first rank of the tensor group."""
-        coordinate = self.comm.coordinate
         square = torch.zeros((), dtype=torch.promote_types(self.dtype, torch.float32), device=self.device)
-        for name, parameter in self.model.named_parameters():
-            gradient = self._gradient(parameter)
-            is_counted = coordinate.tp == 0 or not self._held_plan.shard(name, coordinate.tp).is_whole
-            if gradient is not None and is_counted:
+        for name, (_, gradient) in self._held("gradient").items():
+            if self.comm.coordinate.tp == 0 or not self._shards[name].is_whole:
                 square += torch.linalg.vector_norm(gradient, dtype=square.dtype).square()
         self._sum(square, "tp")
-        if self.plan.layout.zero == 2:
+        if self.plan.layout.zero >= 2:
             self._sum(square, "dp")
         return square.sqrt().item()
 

@@ -1,4 +1,7 @@
-"""What can fairscale not run of these models? Each limit in one line, told before anything starts. Torch-free."""
+"""What can fairscale not run of these models? Each limit in one line, told before anything starts. Torch-free.
+
+Left out: what this machine lacks (`fairscale_sharded.py`, `fairscale_pipe.py`).
+"""
 
 import itertools
 from collections.abc import Iterator
@@ -18,8 +21,6 @@ def _axis_limits(layout: Layout) -> Iterator[str]:
         yield f"fairscale does not shard a sequence over ranks: cp = {layout.cp}; use cp = 1"
     if layout.sp:
         yield f"fairscale's tensor-parallel layers keep whole sequences: sp over tp = {layout.tp}; use sp = false"
-    if layout.zero == 3:
-        yield "fairscale shards parameters in its FullyShardedDataParallel, which needs CUDA streams: use zero <= 2"
 
 
 def _pipeline_limits(layout: Layout) -> Iterator[str]:
