@@ -11,9 +11,9 @@ All wrappers average over the ranks, and a mean of means is not the mean: each r
 by the labels of the whole step and multiplied by dp, so that the average is the sum that was meant. Up to zero 2 only
 the last microbatch sends gradients.
 
-fairscale is no longer developed; 0.4.13 is its last release. What it cannot do is told
-in `parallel/engines/fairscale_limits.py`. Left out: its AsyncPipe, which has a process a stage, but sends through CUDA
-and updates between microbatches. Source: fairscale 0.4.13; ZeRO: arXiv 1910.02054.
+fairscale is no longer developed; 0.4.13 is its last release. What it cannot do is told in
+`parallel/engines/fairscale_limits.py`. Left out: its AsyncPipe, which has a process a stage, but sends through CUDA and
+updates between microbatches. Source: fairscale 0.4.13; ZeRO: arXiv 1910.02054.
 """
 
 import contextlib
