@@ -1,15 +1,18 @@
 """What can be measured of any engine? Steps from outside, and what the recorder saw.
 
-    counting     the third step, under the recorder: the first finds partners and shapes, the second settles buckets
+    counting     the third step, under the recorder: the first finds partners and shapes, and compiles blocks if they
+                 are to be; the second settles buckets; compiled blocks are counted as they are written
     timed        wall time, and on CPUs the thread's CPU time as busy time; GPUs tell no busy time from outside, nor do
-                 engines that compute on threads of their own
+                 engines that compute on threads of their own; a step in which something is compiled ends the cell
 
 What needs a look inside stays empty, not zero: spans of actions and blocks, kept bytes, FLOPs, the sites of a
 communication. The native engine is looked into by `launch/measure.py`.
 """
 
+import contextlib
 import dataclasses
 import time
+from collections.abc import Iterator
 
 import torch
 
@@ -19,6 +22,7 @@ from launch.env import World
 from launch.parts import TimedParts, timed_parts
 from models.batch import Batch
 from parallel.comm import Comm, Groups
+from parallel.compiled import as_written, compilations
 from parallel.engines.engine import Engine, StepFacts, build
 from parallel.engines.settings import EngineSettings
 from parallel.figures import RankFigures
@@ -126,9 +130,12 @@ class EngineRun:
         """What one step sends; the facts are those of the first step, as of every engine."""
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats(self._device)
+        began = time.perf_counter()
         first = self.engine.step(self.share)
+        self._clock.finish()
+        self.startup_seconds += (time.perf_counter() - began) * self.cell.engine.compiled
         self.engine.step(self.share)
-        with Recorder() as recorder:
+        with as_written() if self.cell.engine.compiled else contextlib.nullcontext(), Recorder() as recorder:
             self.engine.step(self.share)
         return Counted(
             step=first,
@@ -177,12 +184,24 @@ class EngineRun:
         self.comm.barrier()
         self._clock.finish()
         start, began = time.perf_counter(), time.thread_time()
-        self.engine.step(self.share)
-        self._clock.finish()
-        wall, busy = time.perf_counter() - start, time.thread_time() - began
+        with self._uncompiling():
+            self.engine.step(self.share)
+            self._clock.finish()
+            wall, busy = time.perf_counter() - start, time.thread_time() - began
         return TimedStep(
             begun=start, actions=(), wall=wall, forward={}, backward={}, busy=busy if self._tells_busy_time else None
         )
+
+    @contextlib.contextmanager
+    def _uncompiling(self) -> Iterator[None]:
+        """Around what is timed. Raises RuntimeError when something is compiled inside."""
+        if not self.cell.engine.compiled:
+            yield
+            return
+        with compilations() as told:
+            yield
+        if told:
+            raise RuntimeError(f"blocks were compiled again in a timed step ({', '.join(told)}): its seconds are none")
 
 
 def _event(seen: Observed) -> Event:

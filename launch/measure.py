@@ -13,11 +13,9 @@ them `launch/engine_run.py` tells less. Who calls them in which order, so that c
 `launch/worker.py`; what becomes of the numbers, `launch/facts.py`.
 """
 
-import contextlib
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -32,7 +30,7 @@ from launch.parity import Parity, check_parity
 from launch.parts import TimedParts
 from models.batch import Batch
 from parallel.comm import Groups
-from parallel.compiled import as_written, compilations
+from parallel.compiled import as_written
 from parallel.engines.native import NativeEngine
 from parallel.meter import Meter
 from parallel.recorder import Recorder
@@ -162,17 +160,6 @@ class Run(EngineRun):
             backward=backward,
             busy=busy,
         )
-
-    @contextlib.contextmanager
-    def _uncompiling(self) -> Iterator[None]:
-        """Around what is timed. Raises RuntimeError when something is compiled inside."""
-        if not self.cell.engine.compiled:
-            yield
-            return
-        with compilations() as told:
-            yield
-        if told:
-            raise RuntimeError(f"blocks were compiled again in a timed step ({', '.join(told)}): its seconds are none")
 
 
 def run_of(cell: Cell, batch: Batch, here: World, groups: Groups) -> EngineRun:

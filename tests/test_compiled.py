@@ -148,9 +148,10 @@ def test_what_cannot_be_compiled_is_refused(layout: Layout, message: str) -> Non
     assert told.startswith(message)
 
 
-def test_only_the_native_engine_compiles_blocks() -> None:
-    told = unsupported(EngineChoice("torch", compiled=True), small_config("decoder_only"), Layout(tp=2))
-    assert told == "the torch engine does not compile blocks: use engine = 'native'"
+def test_an_engine_that_compiles_no_blocks_says_so() -> None:
+    pytest.importorskip("fairscale", reason="needs fairscale: pip install 'twinshard[engines]'")
+    told = unsupported(EngineChoice("fairscale", compiled=True), small_config("decoder_only"), Layout())
+    assert told == "the fairscale engine does not compile blocks: use engine = 'native' or 'torch'"
 
 
 def test_an_older_torch_compiles_no_blocks() -> None:

@@ -35,6 +35,7 @@ _MAKERS: dict[EngineName, str] = {
     "fairscale": "fairscale_engine",
     "transformers": "TransformersEngine",
 }
+_COMPILING: tuple[EngineName, ...] = ("native", "torch")
 _EXTRAS: tuple[EngineName, ...] = ("deepspeed", "fairscale", "transformers")
 """Engines that are a package of the same name, installed only by who wants them."""
 
@@ -114,8 +115,8 @@ def unsupported(choice: EngineChoice, config: ModelConfig, layout: Layout) -> st
     if reason is None and choice.compiled:
         reason = (
             module.not_compiled(layout)
-            if name == "native"
-            else f"the {name} engine does not compile blocks: use engine = 'native'"
+            if name in _COMPILING
+            else f"the {name} engine does not compile blocks: use engine = 'native' or 'torch'"
         )
     return reason
 

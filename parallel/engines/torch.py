@@ -7,7 +7,8 @@
 The cut, the microbatches and the padding of lengths are those of the plan; nothing else of the native engine is used.
 The loss is divided by the labels of the whole step before the backward. All of torch's data parallelism averages over
 the ranks: the loss is multiplied by their number. Tied weights on several stages are torch's to copy and nobody's to
-sum: their gradients are summed here. Left out: what `torch_limits.py` says, observers (torch's schedules have none).
+sum: their gradients are summed here. Blocks are compiled as those of the native engine are, inside of what shards,
+recomputes or sends. Left out: what `torch_limits.py` says, observers (torch's schedules have none).
 """
 
 from collections.abc import Callable
@@ -28,6 +29,8 @@ from models.model import Model
 from models.slicing import part_of, slice_model
 from models.sublayers import Attention
 from parallel.comm import Comm
+from parallel.compiled import compile_blocks
+from parallel.compiled import not_compiled as not_compiled_anywhere
 from parallel.engines import torch_modules
 from parallel.engines.engine import Quantity, StepFacts
 from parallel.engines.foreign import ForeignEngine, unchecked_group
@@ -37,6 +40,7 @@ from parallel.engines.torch_data import accumulate, optimizer_of, wrap
 from parallel.engines.torch_limits import unsupported
 from parallel.engines.torch_pipeline import StageModule, StagePipeline, equal_microbatches
 from parallel.engines.torch_tensor import complete_gradients, parallelize
+from parallel.layouts import Layout
 from parallel.mesh import Coordinate
 from parallel.parallelize import choose_attention
 from parallel.pipeline import Observer
@@ -44,17 +48,27 @@ from parallel.plan import WHOLE, Plan
 from parallel.sequence import microbatches, pad
 
 
-class TorchEngine(ForeignEngine):
-    """One rank of one layout of one model, by torch's own means.
+def not_compiled(layout: Layout) -> str | None:
+    """Why the blocks of a layout are not compiled, as one line; None when they can be."""
+    if layout.tp > 1:
+        return (
+            "gradients leave a compiled block as plain tensors, and DTensor wants its own: "
+            f"tp = {layout.tp}; use tp = 1, or engine = 'native'"
+        )
+    return not_compiled_anywhere(layout)
 
-    Raises ValueError for a layout that `unsupported` names.
+
+class TorchEngine(ForeignEngine):
+    """One rank of one layout of one model, by torch's own means; with `compiled`, the first step compiles its blocks.
+
+    Raises ValueError for a layout that `unsupported` names, or `not_compiled` where blocks are to be compiled.
     """
 
-    def __init__(self, *, plan: Plan, comm: Comm, settings: EngineSettings) -> None:
-        reason = unsupported(plan.config, plan.layout)
+    def __init__(self, *, plan: Plan, comm: Comm, settings: EngineSettings, compiled: bool = False) -> None:
+        reason = unsupported(plan.config, plan.layout) or (not_compiled(plan.layout) if compiled else None)
         super().__init__(plan=plan, comm=comm, settings=settings, reason=reason)
         meshes = _meshes(comm, self.device)
-        self.model = _stage_model(plan, comm, settings, meshes.get("tp"))
+        self.model = _stage_model(plan, comm, settings, meshes.get("tp"), compiled=compiled)
         self._parts = {
             stage.index: StageModule(part_of(self.model, plan.config, stage.first, stage.last), plan, stage.index)
             for stage in plan.stages_of(comm.coordinate.pp)
@@ -193,7 +207,7 @@ def _meshes(comm: Comm, device: torch.device) -> dict[str, DeviceMesh]:
     }
 
 
-def _stage_model(plan: Plan, comm: Comm, settings: EngineSettings, mesh: DeviceMesh | None) -> Model:
+def _stage_model(plan: Plan, comm: Comm, settings: EngineSettings, mesh: DeviceMesh | None, *, compiled: bool) -> Model:
     """The blocks of this rank with their values, sharded over the mesh if there is one."""
     config, layout = plan.config, plan.layout
     with torch.device("meta"):
@@ -210,7 +224,10 @@ def _stage_model(plan: Plan, comm: Comm, settings: EngineSettings, mesh: DeviceM
     if mesh is not None:
         parallelize(model, layout, mesh)
     torch_modules.tie(model, config)
-    _choose_attention(model, plan)
+    choose_attention(model, plan)
+    if compiled:
+        compile_blocks(model)
+    _recompute(model, plan.layout)
     for entry in plan.entries:
         if entry.style == "sharded_dropout" and isinstance(module := _found(model, entry.module), Dropout):
             module.salt = 1 + comm.coordinate.tp
@@ -222,13 +239,12 @@ def _found(model: Model, name: str) -> nn.Module | None:
     return dict(model.named_modules()).get(name)
 
 
-def _choose_attention(model: Model, plan: Plan) -> None:
-    """The layout's kernel, and torch's own checkpointing of cores or blocks."""
-    choose_attention(model, plan)
+def _recompute(model: Model, layout: Layout) -> None:
+    """Torch's own checkpointing of cores or blocks."""
     for module in model.modules():
-        if isinstance(module, Attention) and plan.layout.recompute == "selective":
+        if isinstance(module, Attention) and layout.recompute == "selective":
             module.core = _checkpointed(module.core, model.mask_key)
-        if plan.layout.recompute == "full" and isinstance(module, EncoderBlock | DecoderBlock):
+        if layout.recompute == "full" and isinstance(module, EncoderBlock | DecoderBlock):
             module.forward = _checkpointed(module.forward, model.mask_key)  # type: ignore[method-assign]
 
 
