@@ -39,7 +39,10 @@ CUTS = "choose one of even, aligned, parameters, flops, times, memory or a list 
             {"gradient_bucket_bytes": 8},
             "gradient_bucket_bytes = 8 sums over the dp ranks: it needs dp >= 2, got dp = 1",
         ),
-        ({"gradient_bucket_bytes": -1, "dp": 2}, "gradient_bucket_bytes = -1; it must be at least 0"),
+        (
+            {"gradient_bucket_bytes": -1, "dp": 2},
+            "gradient_bucket_bytes = -1; it must be at least 0, which is one sum a step",
+        ),
         ({"gradient_bucket_bytes": 0.5, "dp": 2}, "gradient_bucket_bytes = 0.5; it must be a whole number"),
         (
             {"gradient_bucket_bytes": 8, "dp": 2, "zero": 1},
@@ -144,7 +147,8 @@ def test_every_single_change_shows_in_the_label(layout: Layout) -> None:
     if layout.tp > 1:
         changed.append(layout.replace(sp=not layout.sp))
     if layout.dp > 1:
-        changed.append(layout.replace(zero=(layout.zero + 1) % 4))
+        changed.append(layout.replace(zero=(layout.zero + 1) % 4, gradient_bucket_bytes=0))
+        changed.append(layout.replace(zero=0, gradient_bucket_bytes=layout.gradient_bucket_bytes + 1))
     assert layout.label not in {other.label for other in changed}
 
 

@@ -192,7 +192,12 @@ class FairscaleEngine(ForeignEngine):
             return module
         if layout.zero < 2:
             return DistributedDataParallel(
-                module, process_group=self._topology.data_group, gradient_as_bucket_view=True, init_sync=False
+                module,
+                process_group=self._topology.data_group,
+                gradient_as_bucket_view=True,
+                init_sync=False,
+                # Its own default where the layout names none.
+                bucket_cap_mb=layout.gradient_bucket_bytes / 2**20 or None,
             )
         wrapped: nn.Module = ShardedDataParallel(
             module,
