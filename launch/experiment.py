@@ -203,6 +203,8 @@ def effective(layout: Layout, config: ModelConfig) -> Layout:
         changes["memory_gather"] = "per_stage"
     if not layout.sp:
         changes["saved_input"] = "shard"
+    if layout.tp == 1:
+        changes["vocabulary"] = "sharded"
     if layout.pp == 1 or (layout.cut == "aligned" and not config.has_cross_attention):
         changes["cut"] = "even"
     if layout.pp == 1 or not config.has_cross_attention:

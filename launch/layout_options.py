@@ -15,6 +15,7 @@ from parallel.layouts import (
     SavedInput,
     Schedule,
     Transport,
+    Vocabulary,
 )
 from parallel.placement import Placement
 
@@ -59,6 +60,13 @@ _OPTIONS = (
         show_default=True,
         help="Under --sp: what products keep of the inputs that they gather.",
     ),
+    click.option(
+        "--vocabulary",
+        type=click.Choice(get_args(Vocabulary)),
+        default=_DEFAULT.vocabulary,
+        show_default=True,
+        help="Under --tp: a rank holds its rows of embeddings and head, or all of them and computes the whole loss.",
+    ),
     click.option("--recompute", type=click.Choice(get_args(Recompute)), default=_DEFAULT.recompute, show_default=True),
     click.option(
         "--attention", type=click.Choice(get_args(AttentionKernel)), default=_DEFAULT.attention, show_default=True
@@ -78,6 +86,7 @@ LAYOUT_OPTIONS = (
     "transport",
     "memory_gather",
     "saved_input",
+    "vocabulary",
     "recompute",
     "attention",
 )

@@ -16,6 +16,7 @@ from typing import Any
 
 from launch.case import Case
 from launch.covering import Choice, Rule, Value, covering_array
+from launch.matrix_models import BLOCKS, LENGTHS, config_of
 from models.config import GATED, ModelConfig
 from models.vocabulary import VOCABULARY
 from parallel.layouts import Cut, Layout
@@ -48,21 +49,15 @@ _SCHEDULES: dict[str, dict[str, Any]] = {
 }
 _SEQUENCES = {1: 2, 2: 4, 3: 5, 4: 4}
 """Sequences of one data-parallel rank by number of microbatches; 5 in 3 leave a ragged last one."""
-_LENGTHS = {"even": (8, 6), "odd": (7, 5), "longer target": (5, 9)}
-"""Padded source and target lengths."""
 _BUCKET_BYTES = 3000
 """Of gradients that replicas sum behind the backward; most of these models then have several buckets."""
-_HEADS = 4
-_HEAD_WIDTH = 4
-_BLOCKS = {"2+2": (2, 2), "3+2": (3, 2), "1+5": (1, 5)}
-"""Encoder and decoder blocks; an architecture of one stack has their sum."""
 
 # The most constrained options stand first: a greedy choice then seldom has to go back.
 OPTIONS: dict[str, tuple[Value, ...]] = {
     "mesh": tuple(_MESHES),
     "architecture": ("encoder_decoder", "decoder_only", "encoder_only"),
     "cut": ("even", "aligned", "mixed"),
-    "blocks": tuple(_BLOCKS),
+    "blocks": tuple(BLOCKS),
     "schedule": tuple(_SCHEDULES),
     "transport": ("relay", "direct", "kv"),
     "tying": ("none", "head", "source_target", "all"),
@@ -74,11 +69,12 @@ OPTIONS: dict[str, tuple[Value, ...]] = {
     "head": ("plain", "bias", "transform"),
     "positions": ("sinusoidal", "learned", "rope", "relative"),
     "microbatches": tuple(_SEQUENCES),
-    "lengths": tuple(_LENGTHS),
+    "lengths": tuple(LENGTHS),
     "kv_heads": (4, 2, 1),
     "recompute": ("none", "selective", "full"),
     "memory_gather": ("per_stage", "per_block"),
     "saved_input": ("shard", "whole"),
+    "layout_vocabulary": ("sharded", "whole"),
     "attention": ("fused", "materialised"),
     "norm": ("layernorm", "rmsnorm"),
     "norm_position": ("pre", "post"),
@@ -96,13 +92,13 @@ RULES = (
     Rule(
         "chunks are dealt to pipeline ranks, and each has a block",
         ("mesh", "schedule", "blocks"),
-        lambda mesh, schedule, blocks: not _has_chunks(schedule) or 1 < _num_stages(mesh) <= sum(_BLOCKS[blocks]) / 2,
+        lambda mesh, schedule, blocks: not _has_chunks(schedule) or 1 < _num_stages(mesh) <= sum(BLOCKS[blocks]) / 2,
     ),
     Rule(
         "a folded side has a block for each rank, and the cut is given",
         ("mesh", "cut", "blocks", "schedule"),
         lambda mesh, cut, blocks, schedule: (
-            schedule != "folded" or (cut != "mixed" and min(_BLOCKS[blocks]) >= _num_stages(mesh))
+            schedule != "folded" or (cut != "mixed" and min(BLOCKS[blocks]) >= _num_stages(mesh))
         ),
     ),
     Rule(
@@ -114,7 +110,7 @@ RULES = (
         "a mixed stage needs more blocks than chunks",
         ("mesh", "cut", "blocks", "schedule"),
         lambda mesh, cut, blocks, schedule: (
-            cut != "mixed" or not _has_chunks(schedule) or 2 * _num_stages(mesh) < sum(_BLOCKS[blocks])
+            cut != "mixed" or not _has_chunks(schedule) or 2 * _num_stages(mesh) < sum(BLOCKS[blocks])
         ),
     ),
     Rule(
@@ -130,12 +126,22 @@ RULES = (
     Rule(
         "a mixed stage needs more blocks than stages",
         ("mesh", "cut", "blocks"),
-        lambda mesh, cut, blocks: cut != "mixed" or _num_stages(mesh) < sum(_BLOCKS[blocks]),
+        lambda mesh, cut, blocks: cut != "mixed" or _num_stages(mesh) < sum(BLOCKS[blocks]),
     ),
     Rule(
         "only what sp makes products gather is kept whole",
         ("mesh", "saved_input"),
         lambda mesh, saved_input: saved_input == "shard" or "sp" in _MESHES[mesh],
+    ),
+    Rule(
+        "sp shards what a head with a whole vocabulary sees",
+        ("mesh", "layout_vocabulary"),
+        lambda mesh, held: held == "sharded" or "sp" not in _MESHES[mesh],
+    ),
+    Rule(
+        "without tp every vocabulary is whole",
+        ("mesh", "layout_vocabulary"),
+        lambda mesh, held: held == "sharded" or "tp" in _MESHES[mesh],
     ),
     Rule(
         "source embeddings are tied in an encoder_decoder only",
@@ -185,7 +191,7 @@ RULES = (
 def case(choice: Mapping[str, Value]) -> Case:
     """The case of a complete choice. Raises ValueError when the model or the layout contradicts itself."""
     layout_fields, schedule_fields = _MESHES[str(choice["mesh"])], _SCHEDULES[str(choice["schedule"])]
-    config = _config(choice)
+    config = config_of(choice)
     layout = Layout(
         **layout_fields,
         zero=int(choice["zero"]),
@@ -195,10 +201,11 @@ def case(choice: Mapping[str, Value]) -> Case:
         transport=choice["transport"],  # type: ignore[arg-type]
         memory_gather=choice["memory_gather"],  # type: ignore[arg-type]
         saved_input=choice["saved_input"],  # type: ignore[arg-type]
+        vocabulary=choice["layout_vocabulary"],  # type: ignore[arg-type]
         recompute=choice["recompute"],  # type: ignore[arg-type]
         attention=choice["attention"],  # type: ignore[arg-type]
     )
-    source_length, target_length = _LENGTHS[str(choice["lengths"])]
+    source_length, target_length = LENGTHS[str(choice["lengths"])]
     return Case(
         name="unnamed",
         config=config,
@@ -221,7 +228,7 @@ def _uneven_labels(rows: Sequence[Choice], architecture: Value) -> Choice:
     """Ranks of dp have different numbers of labels, which pairs leave to chance: the first ragged row, on dp alone."""
     ragged = next(row for row in rows if (row["architecture"], row["data"]) == (architecture, "ragged"))
     plain = {"cut": "even", "schedule": "1f1b", "transport": "relay", "saved_input": "shard"}
-    return {**ragged, **plain, "mesh": "dp4", "microbatches": 3}
+    return {**ragged, **plain, "layout_vocabulary": "sharded", "mesh": "dp4", "microbatches": 3}
 
 
 @functools.cache
@@ -270,57 +277,3 @@ def _cut(cut: str, config: ModelConfig, num_stages: int) -> Cut:
         return "aligned" if cut == "aligned" else "even"
     boundary = config.num_encoder_blocks if config.has_cross_attention else 0
     return tuple(first for first in range(1, config.num_blocks) if first != boundary)[: num_stages - 1]
-
-
-def _config(choice: Mapping[str, Value]) -> ModelConfig:
-    architecture = choice["architecture"]
-    num_encoder_blocks, num_decoder_blocks = _BLOCKS[str(choice["blocks"])]
-    num_blocks = num_encoder_blocks + num_decoder_blocks
-    vocabulary = int(choice["vocabulary"])
-    has_features = choice["front_end"] == "features"
-    has_other_scales = choice["scales"] == "other"
-    return ModelConfig(
-        name="matrix",
-        architecture=architecture,  # type: ignore[arg-type]
-        width=_HEADS * _HEAD_WIDTH,
-        num_heads=_HEADS,
-        num_kv_heads=int(choice["kv_heads"]),
-        head_width=_HEAD_WIDTH + 2 if choice["wide_heads"] else _HEAD_WIDTH,
-        ffn_width=24,
-        num_encoder_blocks={"encoder_decoder": num_encoder_blocks, "encoder_only": num_blocks}.get(
-            str(architecture), 0
-        ),
-        num_decoder_blocks={"encoder_decoder": num_decoder_blocks, "decoder_only": num_blocks}.get(
-            str(architecture), 0
-        ),
-        vocabulary=vocabulary,
-        source_vocabulary=vocabulary + 2 if choice["vocabularies"] == "two" else 0,
-        max_length=_longest(choice),
-        norm=choice["norm"],  # type: ignore[arg-type]
-        norm_position=choice["norm_position"],  # type: ignore[arg-type]
-        final_norm=bool(choice["final_norm"]),
-        embedding_norm=bool(choice["embedding_norm"]),
-        activation=choice["activation"],  # type: ignore[arg-type]
-        positions=choice["positions"],  # type: ignore[arg-type]
-        position_offset=2 if choice["positions"] == "learned" else 0,
-        relative_buckets=8,
-        relative_max_distance=6,
-        num_token_types=int(choice["token_types"]),
-        qkv_bias=bool(choice["biases"]),
-        attention_output_bias=bool(choice["biases"]),
-        ffn_bias=bool(choice["biases"]),
-        head_bias=choice["head"] == "bias",
-        head_transform=choice["head"] == "transform",
-        attention_scale=not has_other_scales,
-        embedding_scale=has_other_scales,
-        head_scale=has_other_scales,
-        tying=choice["tying"],  # type: ignore[arg-type]
-        feature_width=5 if has_features else 0,
-    )
-
-
-def _longest(choice: Mapping[str, Value]) -> int:
-    """Positions of the longest stream. It fills the position table: what sequence parallelism adds lies beyond."""
-    lengths = _LENGTHS[str(choice["lengths"])]
-    reads_pairs_in_one_stream = choice["data"] == "text" and choice["architecture"] != "encoder_decoder"
-    return sum(lengths) if reads_pairs_in_one_stream else max(lengths)

@@ -6,8 +6,8 @@ reverse order. Each piece has a graph of its own, so that its time ends with it;
     forward     source embedding -> masks -> blocks -> memory -> target embedding -> masks -> blocks -> head
     backward    <- whole, or the input's half and then the weights' half of each (`parallel/deferral.py`)
 
-Under tensor parallelism a rank's shard is run as if it were a model: fewer heads, ffn columns and vocabulary rows. Busy
-time is that of `launch/clock.py`.
+Under tensor parallelism a rank's shard is run as if it were a model: fewer heads, ffn columns and, unless all are on
+every rank, vocabulary rows. Busy time is that of `launch/clock.py`.
 
 Left out: collectives of tp, an encoder's final norm, sequence parallelism.
 """
@@ -30,7 +30,7 @@ from models.model import Model
 from models.stack import Stack
 from models.sublayers import Attention
 from parallel.deferral import Deferral
-from parallel.layouts import Layout
+from parallel.layouts import Layout, Vocabulary
 from parallel.parallelize import split_backward
 from parallel.profile import Profile
 from parallel.recompute import apply_recompute
@@ -43,18 +43,20 @@ NUM_BLOCKS = 3
 backward costs to begin."""
 
 
-def rank_config(config: ModelConfig, tp: int) -> ModelConfig:
+def rank_config(config: ModelConfig, tp: int, vocabulary: Vocabulary = "sharded") -> ModelConfig:
     """A model as large as one tp rank's shard of another, with as few blocks as are measured.
 
     Raises ValueError where tp cannot divide the model.
     """
-    Layout(tp=tp).check_model(config)
+    layout = Layout(tp=tp, vocabulary=vocabulary)
+    layout.check_model(config)
+    num_dealt = tp if layout.shards_vocabulary else 1
     return config.replace(
         num_heads=config.num_heads // tp,
         num_kv_heads=max(1, config.num_kv_heads // tp),
         ffn_width=config.ffn_width // tp,
-        vocabulary=-(-config.vocabulary // tp),
-        source_vocabulary=-(-config.source_vocabulary // tp),
+        vocabulary=-(-config.vocabulary // num_dealt),
+        source_vocabulary=-(-config.source_vocabulary // num_dealt),
         num_encoder_blocks=min(NUM_BLOCKS, config.num_encoder_blocks),
         num_decoder_blocks=min(NUM_BLOCKS, config.num_decoder_blocks),
     )
@@ -80,7 +82,7 @@ class Passage:
     """
 
     def __init__(self, counted: Profile, *, is_split: bool, dtype: torch.dtype, device: torch.device) -> None:
-        config, shape = rank_config(counted.config, counted.tp), counted.shape
+        config, shape = rank_config(counted.config, counted.tp, counted.vocabulary), counted.shape
         self._num_blocks = {"encoder": config.num_encoder_blocks, "decoder": config.num_decoder_blocks}
         self._model = _model(config, counted, dtype, device)
         self._deferral = Deferral() if is_split else None

@@ -20,7 +20,7 @@ from parallel.toml_text import table_lines
 _DEFAULT = Layout()
 _LAYOUT = (
     *("tp", "sp", "pp", "dp", "zero", "microbatches", "schedule", "cut", "chunks", "placement", "transport"),
-    *("memory_gather", "saved_input", "recompute", "attention"),
+    *("memory_gather", "saved_input", "vocabulary", "recompute", "attention"),
 )
 COLUMNS = (
     *("model", "architecture", "goal", "machine", "devices", "sequences", "source_length", "target_length", "dtype"),

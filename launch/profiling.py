@@ -16,7 +16,7 @@ from launch.step_options import Step, counted_model
 from models.config import ModelConfig
 from models.matching import long_enough, twins
 from parallel.grain import grain
-from parallel.layouts import AttentionKernel, Layout, Recompute
+from parallel.layouts import AttentionKernel, Layout, Recompute, Vocabulary
 from parallel.profile import PIECES, Profile, Unit
 from parallel.profile_file import save
 from parallel.work import Work
@@ -41,6 +41,7 @@ _MESSAGE_SECONDS = 120.0
 @click.option("--target-length", type=int, help="Target positions [default: the model's maximum].")
 @click.option("--dtype", type=click.Choice(MEASURED_DTYPES), default="float32", show_default=True)
 @click.option("--tp", default=1, show_default=True, help="Tensor-parallel degree: measure the shard of one rank.")
+@click.option("--vocabulary", type=click.Choice(get_args(Vocabulary)), default="sharded", show_default=True)
 @click.option("--recompute", type=click.Choice(get_args(Recompute)), default="none", show_default=True)
 @click.option("--attention", type=click.Choice(get_args(AttentionKernel)), default="fused", show_default=True)
 @click.option("--split", "is_split", is_flag=True, help="For schedules that split the backward, such as zb_h1.")
@@ -88,7 +89,7 @@ def profile_command(
         config = _twin(config, chosen)
     elif grows:
         config = long_enough(config, max(chosen["source_length"] or 1, chosen["target_length"] or 1))
-    layout = Layout(tp=chosen["tp"], recompute=chosen["recompute"], attention=chosen["attention"])
+    layout = Layout(**{name: chosen[name] for name in ("tp", "vocabulary", "recompute", "attention")})
     layout.check_model(config)
     step = Step(
         microbatch=chosen["microbatch"],
@@ -145,7 +146,7 @@ def _measure_all(file: Path, form: Format, measuring: dict[str, Any]) -> int:
     return 0
 
 
-_DECIDED = ("microbatch", "source_length", "target_length", "dtype", "tp", "recompute", "attention")
+_DECIDED = ("microbatch", "source_length", "target_length", "dtype", "tp", "vocabulary", "recompute", "attention")
 _WORDS = {"sends": "message", "counts": "flops", "of_twin": "twin", "grows": "long"}
 
 

@@ -99,7 +99,7 @@ class Simulated:
 
 _LAYOUT = (
     *("tp", "sp", "pp", "dp", "zero", "gradient_bucket_bytes", "microbatches", "schedule", "cut", "chunks"),
-    *("placement", "transport", "memory_gather", "saved_input", "recompute"),
+    *("placement", "transport", "memory_gather", "saved_input", "vocabulary", "recompute"),
 )
 COLUMNS = (
     *("cell", "model", "architecture", "data", "machine", "num_ranks", *_LAYOUT, "status", "reason"),

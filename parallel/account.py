@@ -3,8 +3,9 @@
     plan + step  ->  for each kind of rank: its prediction, the FLOPs that its part of the model needs, its caches
 
 The FLOPs that a rank's part needs are those of the mathematics, at lengths without padding: a block's forward over the
-tp ranks that share it, the head's by vocabulary rows, and twice that for the backward. Hardware FLOPs (in the
-prediction) are more by padding, replicated KV heads, and what is computed again:
+tp ranks that share it, the head's by vocabulary rows, or evenly if each holds them all, and twice that for the
+backward. Hardware FLOPs (in the prediction) are more by padding, replicated KV heads and heads, and what is computed
+again:
 
     utilisation of the hardware = hardware FLOPs / (seconds x peak), of the model = model FLOPs / (seconds x peak)
 
@@ -85,4 +86,5 @@ def model_forward_flops(share: Share, shape: StepShape) -> int:
     length = shape.target_length if config.has_decoder else shape.source_length
     positions = count * length
     whole += 2 * positions * config.width**2 * config.head_transform
-    return whole // tp + 2 * positions * config.width * share.vocabulary("head.weight")
+    head = 2 * positions * config.width * share.vocabulary("head.weight")
+    return whole // tp + head if share.layout.shards_vocabulary else (whole + head) // tp

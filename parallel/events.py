@@ -13,6 +13,8 @@ tp:
     head                              the same as colwise
     loss                              all-gather of 2 L b numbers a rank
 
+A vocabulary that is whole on every rank is without the lines of token embedding, head and loss.
+
 Full recomputation repeats the forward events of blocks in the phase `recompute`. Edges between pipeline ranks carry
 what `parallel/edges.py` says: a send on one side, a receive on the other. After the last backward, once a step whatever
 the number of microbatches:

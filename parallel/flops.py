@@ -15,6 +15,8 @@ head width:
 Where keys and values are shipped (`parallel/edges.py`), their products run on the stage that makes the memory, outside
 of blocks: recomputation does not repeat them.
 
+A vocabulary that is whole on every rank is multiplied on every rank: V is then that of the model.
+
 Causal attention counts every score: the kernels of matrix products compute them all, and what a fused kernel skips
 depends on its tile size. `models.costs` halves causal scores on request. Hardware FLOPs are these, with padding,
 replicated work and recomputation; model FLOPs are three times the forward of the unpadded sequences, whatever is

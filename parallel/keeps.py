@@ -10,7 +10,7 @@ accumulated.
     projection    its input l b D e (under sp the shard, which is gathered again; the whole, L b D e, if that is kept)
     ffn           up L b F e, activation L b F e; relu its result only; gated: up 2 L b F e, activated gate, product
     dropout       one byte an element, and what it leaves where a product keeps that
-    embedding     ids 8 L b; dealt over ranks also L b of flags; token types 8 L b; features S b E e
+    embedding     ids 8 L b; rows dealt over ranks also L b of flags; token types 8 L b; features S b E e
     head          its input, as a projection; transform: its input and one or two hidden states, and a norm
     loss          whole vocabulary: log-probabilities L b V a, labels 8 L b, one scalar a
                   dealt out: probabilities L b V e, labels 8 L b, two flags a position
@@ -130,7 +130,7 @@ def embedding_bytes(micro: Microbatch, side: Side) -> int:
     if side == "encoder" and config.feature_width:
         kept = positions * config.feature_width * micro.element_bytes
     else:
-        kept = positions * INDEX_BYTES + positions * (micro.share.layout.tp > 1)
+        kept = positions * INDEX_BYTES + positions * micro.share.layout.shards_vocabulary
     if side == sides(config)[0] and config.num_token_types:
         kept += positions * INDEX_BYTES
     if config.positions == "learned" and length > config.max_length:
@@ -191,6 +191,6 @@ def loss_bytes(micro: Microbatch, side: Side) -> int:
     positions = micro.positions(side)
     logits = positions * micro.share.vocabulary("head.weight")
     labels = positions * INDEX_BYTES
-    if micro.share.layout.tp > 1:
+    if micro.share.layout.shards_vocabulary:
         return logits * micro.element_bytes + labels + 2 * positions
     return logits * micro.shape.accumulated_bytes + labels + micro.shape.accumulated_bytes

@@ -17,6 +17,7 @@ Schedule = Literal["gpipe", "1f1b", "interleaved", "zb_h1", "zb_h2", "zb_v", "li
 Transport = Literal["relay", "direct", "kv"]
 MemoryGather = Literal["per_block", "per_stage"]
 SavedInput = Literal["shard", "whole"]
+Vocabulary = Literal["sharded", "whole"]
 Recompute = Literal["none", "selective", "full"]
 AttentionKernel = Literal["fused", "materialised"]
 NamedCut = Literal["even", "aligned", "parameters", "flops", "times", "memory"]
@@ -28,6 +29,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "transport": TRANSPORTS,
     "memory_gather": get_args(MemoryGather),
     "saved_input": get_args(SavedInput),
+    "vocabulary": get_args(Vocabulary),
     "recompute": get_args(Recompute),
     "attention": get_args(AttentionKernel),
 }
@@ -66,6 +68,10 @@ class Layout:
     is said here. Without sp nothing is gathered, and either is the same.
     `gradient_bucket_bytes` is what the native engine sums over dp at least at once while the last backward still runs
     (`parallel/buckets.py`); 0 sums all gradients once, after it. Others: DDP's buckets are as large, or as ever at 0.
+    `vocabulary` is what a tp rank holds of embeddings and head: its rows of them (`sharded`), of which partial sums are
+    made whole, or the `whole`, from which it computes all logits and the loss on its own: no message, but more
+    parameters, states and FLOPs. DeepSpeed's AutoTP does the latter whatever is said here. With tp = 1 either is the
+    same; under sp a head sees a shard of the sequence, and its vocabulary is sharded.
     `microbatches` is their number per step and data-parallel rank. What an engine cannot run can still be accounted.
     """
 
@@ -84,6 +90,7 @@ class Layout:
     transport: Transport = "relay"
     memory_gather: MemoryGather = "per_stage"
     saved_input: SavedInput = "shard"
+    vocabulary: Vocabulary = "sharded"
     recompute: Recompute = "none"
     attention: AttentionKernel = "fused"
 
@@ -115,6 +122,11 @@ class Layout:
         self._check_buckets()
         if self.sp and self.tp == 1:
             raise ValueError("sp shards the sequence over the tp ranks: it needs tp >= 2, got tp = 1")
+        if self.sp and self.vocabulary == "whole":
+            raise ValueError(
+                "vocabulary = 'whole' needs whole sequences at the head, and sp shards them: "
+                "use sp = false, or vocabulary = 'sharded'"
+            )
 
     def _check_buckets(self) -> None:
         """Gradients that are on their way during the backward are whole ones, over dp."""
@@ -156,6 +168,11 @@ class Layout:
         return self.sp and self.saved_input == "whole"
 
     @property
+    def shards_vocabulary(self) -> bool:
+        """Whether tp ranks hold different rows of embeddings and head."""
+        return self.tp > 1 and self.vocabulary == "sharded"
+
+    @property
     def needs_profile(self) -> bool:
         """Whether its stages or its schedule depend on what blocks cost."""
         return self.cut in COSTED_CUTS or self.schedule == "list"
@@ -167,6 +184,7 @@ class Layout:
         chunks = f"x{self.chunks}" if self.chunks > 1 else ""
         parts = [f"tp{self.tp}", "sp" if self.sp else ""]
         parts += [self.saved_input] if self.saved_input != "shard" else []
+        parts += [f"vocabulary={self.vocabulary}"] if self.vocabulary != "sharded" else []
         parts += [f"pp{self.pp}{chunks}({cut})"]
         parts += [self.placement] if self.placement != "linear" else []
         parts += [self.transport] if self.transport != "relay" else []
@@ -227,8 +245,11 @@ class Layout:
                 f"the nearest width that works is {round(config.ffn_width / self.tp) * self.tp or self.tp}"
             )
         smallest = min(config.vocabulary, config.source_vocabulary or config.vocabulary)
-        if smallest < self.tp:
-            raise ValueError(f"vocabulary {smallest} over tp={self.tp}: every rank needs a row; try tp <= {smallest}")
+        if smallest < self.tp and self.shards_vocabulary:
+            raise ValueError(
+                f"vocabulary {smallest} over tp={self.tp}: every rank needs a row; try tp <= {smallest}, "
+                "or vocabulary = 'whole'"
+            )
         if self.num_stages > config.num_blocks:
             chunks = f" x chunks = {self.chunks}" if self.chunks > 1 else ""
             nearest = f"chunks <= {config.num_blocks // self.pp}" if config.num_blocks >= self.pp else ""

@@ -136,6 +136,7 @@ def num_tensors(share: Share) -> int:
 def whole_parameters(share: Share) -> int:
     """Parameters that every tp rank holds whole: norms, output and down biases, what is around tokens and head.
 
+    Of a vocabulary that is whole besides: the matrices of its rows, and the head's bias.
     Under sequence parallelism each rank sees a shard of the sequence, so their gradients are summed over tp.
     """
     config = share.config
@@ -143,8 +144,11 @@ def whole_parameters(share: Share) -> int:
     num_cross = len(share.blocks("decoder")) * config.has_cross_attention
     biases = (num_self + num_cross) * config.attention_output_bias + num_self * config.ffn_bias
     around = sum(around_tokens(share, side) for side in share.sides if share.has_embedding(side))
+    is_sharded = share.layout.shards_vocabulary
     if share.has_head:
-        around += around_head(share) - share.vocabulary("head.weight") * config.head_bias
+        around += around_head(share) - share.vocabulary("head.weight") * config.head_bias * is_sharded
+    if not is_sharded:
+        around += sum(token_matrices(share).values())
     return parameter_counts(share).norms + biases * config.width + around
 
 

@@ -11,8 +11,10 @@ shards what lies between (Korthikanti et al. 2022, arXiv 2205.05198):
 A product whose input enters by `gather` keeps the shard, and gathers it again for its weight's gradient; by
 `gather_once` it keeps the whole (`saved_input` of a layout), all else is as in `gather`.
 
-With tp = 1 a plan has no entries: degree 1 changes no module. Which entries an architecture has is told by the
-builders in `parallel/plans.py`.
+What has no entry is whole on every tp rank and computes there what it does alone: without sp all tensors between the
+sharded products are the same on every rank, and so are the gradients of what is held whole, which nothing sums. Such
+are embeddings, head and loss of a whole vocabulary. With tp = 1 a plan has no entries: degree 1 changes no module.
+Which entries an architecture has is told by the builders in `parallel/plans.py`.
 """
 
 import dataclasses

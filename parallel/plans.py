@@ -100,7 +100,7 @@ def _embedding(config: ModelConfig, layout: Layout, stack: str, stream: StreamNa
     entries = []
     if stack == "encoder" and config.feature_width:
         entries += [Entry(module=f"{name}.features", style="sequence_slice", stream=stream)] if layout.sp else []
-    else:
+    elif layout.shards_vocabulary:
         vocabulary = config.source_vocabulary if stack == "encoder" else config.vocabulary
         rows = (Part(count=vocabulary, width=1),)
         entries.append(
@@ -200,6 +200,9 @@ def _stack_ends(config: ModelConfig, layout: Layout, stack: str, stream: StreamN
 
 
 def _head(config: ModelConfig, layout: Layout, stream: StreamName) -> list[Entry]:
+    """With a whole vocabulary nothing: what enters is the same on every rank, and so are logits, loss and gradients."""
+    if not layout.shards_vocabulary:
+        return []
     rows = (Part(count=config.vocabulary, width=1),)
     return [
         Entry(module="head", style="vocabulary_head", stream=stream, entering=_entering(layout), parts=rows),

@@ -28,7 +28,7 @@ from parallel.balance import Balance
 from parallel.edges import Edge, carried_size
 from parallel.figures import PhaseFlops, StepShape
 from parallel.flops import keys_values_flops
-from parallel.layouts import AttentionKernel, Layout, Recompute, Transport, microbatch_sizes
+from parallel.layouts import AttentionKernel, Layout, Recompute, Transport, Vocabulary, microbatch_sizes
 from parallel.partition import Carried, Stage
 from parallel.slices import Slices
 from parallel.work import NO_WORK, Work
@@ -57,7 +57,7 @@ class Profile:
     Attributes:
         unit: of all costs.
         config: the model.
-        tp, sp, recompute, attention: what of a layout changes a rank's own work.
+        tp, sp, vocabulary, recompute, attention: what of a layout changes a rank's own work.
         transport: `kv` where keys and values are shipped; the others cost a rank the same.
         source_length, target_length: positions of a sequence, 0 for a stream that the model lacks.
         num_sequences: of one microbatch.
@@ -76,6 +76,7 @@ class Profile:
     config: ModelConfig
     tp: int = 1
     sp: bool = False
+    vocabulary: Vocabulary = "sharded"
     recompute: Recompute = "none"
     attention: AttentionKernel = "fused"
     transport: Transport = "relay"
@@ -97,7 +98,8 @@ class Profile:
     machine: Mapping[str, str | int | float] = dataclasses.field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        for field, choices in (("unit", Unit), ("recompute", Recompute), ("attention", AttentionKernel)):
+        words = {"unit": Unit, "vocabulary": Vocabulary, "recompute": Recompute, "attention": AttentionKernel}
+        for field, choices in words.items():
             if getattr(self, field) not in get_args(choices):
                 raise ValueError(f"{field} = {getattr(self, field)!r}; choose one of {', '.join(get_args(choices))}")
         for field in ("transfer_cost", "byte_cost"):
@@ -128,7 +130,7 @@ class Profile:
 
         Args:
             config: the model; its name is not compared.
-            layout: whose tp, sp, recompute and attention are compared.
+            layout: whose tp, sp, vocabulary, recompute and attention are compared.
             shape: of a step of `layout`: its lengths, dtype and sequences of a microbatch are compared.
         """
         for field in dataclasses.fields(ModelConfig):
@@ -136,7 +138,7 @@ class Profile:
             if ours != theirs and field.name != "name":
                 self._refuse(f"{field.name} = {ours!r}, and {config.name} has {theirs!r}")
         if layout is not None:
-            for name in ("tp", "sp", "recompute", "attention"):
+            for name in ("tp", "sp", *(("vocabulary",) if layout.tp > 1 else ()), "recompute", "attention"):
                 ours, theirs = getattr(self, name), getattr(layout, name)
                 if ours != theirs:
                     self._refuse(f"{name} = {ours!r}, and the layout has {theirs!r}")
@@ -229,7 +231,7 @@ class Profile:
 
         Args:
             config: the model.
-            layout: its tp, sp, recompute, attention, transport and microbatches are read.
+            layout: its tp, sp, vocabulary, recompute, attention, transport and microbatches are read.
             shape: of a data-parallel rank's step.
 
         Raises:
@@ -249,6 +251,7 @@ class Profile:
             config=config,
             tp=layout.tp,
             sp=layout.sp,
+            vocabulary=layout.vocabulary,
             recompute=layout.recompute,
             attention=layout.attention,
             transport=layout.transport,

@@ -2,12 +2,13 @@
 
     format = 1
     unit = "seconds"
-    [model]       every field of the model             [layout]     tp, sp, recompute, attention
+    [model]       every field of the model             [layout]     tp, sp, vocabulary, recompute, attention
     [microbatch]  lengths, sequences, element bytes    [machine]    where it was measured; any keys
     [encoder_block]  forward_seconds, backward_input_seconds, backward_weight_seconds; likewise the other pieces
     [message]     latency_seconds, seconds_per_byte
 
-In a profile in FLOPs keys end in `_flops`, and there are no messages. Every key is checked when a file is read.
+In a profile in FLOPs keys end in `_flops`, and there are no messages. Every key is checked when a file is read;
+one without `vocabulary` has it sharded.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -21,6 +22,8 @@ from parallel.work import Work
 
 FORMAT = 1
 _LAYOUT = ("tp", "sp", "recompute", "attention")
+_LATER = ("vocabulary",)
+"""Of a layout's keys, those that older files lack."""
 _MICROBATCH = ("source_length", "target_length", "num_sequences", "dtype_bytes")
 _PARTS = ("forward", "backward_input", "backward_weight")
 _UNITS = ("flops", "seconds")
@@ -49,7 +52,7 @@ def _lines(profile: Profile) -> Iterator[str]:
     yield f"format = {FORMAT}"
     yield f"unit = {value_text(unit)}"
     yield from table_lines("model", profile.config.to_dict())
-    yield from table_lines("layout", {name: getattr(profile, name) for name in _LAYOUT})
+    yield from table_lines("layout", {name: getattr(profile, name) for name in (*_LAYOUT, *_LATER)})
     yield from table_lines("microbatch", {name: getattr(profile, name) for name in _MICROBATCH})
     for piece in PIECES:
         work: Work = getattr(profile, piece)
@@ -76,8 +79,8 @@ def _profile(table: Mapping[str, Any]) -> Profile:
     wrong = [name for name in tables if not isinstance(table.get(name, {}), dict)]
     if wrong:
         raise ValueError(f"{wrong[0]} = {table[wrong[0]]!r}; it must be a table, [{wrong[0]}]")
-    for name, keys in (("layout", _LAYOUT), ("microbatch", _MICROBATCH)):
-        _check_keys(table[name], keys, keys, name)
+    _check_keys(table["layout"], (*_LAYOUT, *_LATER), _LAYOUT, "layout")
+    _check_keys(table["microbatch"], _MICROBATCH, _MICROBATCH, "microbatch")
     layout, numbers = table["layout"], {"tp": table["layout"]["tp"], **table["microbatch"]}
     wrong = [name for name, value in numbers.items() if type(value) is not int]
     if wrong:

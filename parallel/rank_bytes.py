@@ -110,7 +110,7 @@ class RankBytes:
 
     def held(self, layout: Layout, cut: Sequence[int]) -> tuple[Held, ...]:
         """Parameters of every pipeline rank; of its tp ranks the last one, which has most rows of the vocabulary."""
-        key = (layout.tp, layout.pp, layout.placement, layout.transport == "kv", tuple(cut))
+        key = (layout.tp, layout.vocabulary, layout.pp, layout.placement, layout.transport == "kv", tuple(cut))
         if key not in self._held:
             stages = stages_of(self.config, cut)
             shares = [self._share(layout, stages, rank) for rank in range(layout.pp)]
@@ -136,7 +136,7 @@ class RankBytes:
         ends = (stage.first == 0, stage.first <= middle < stage.last, stage.first < middle <= stage.last)
         slices = (encoder, stage.num_blocks - encoder, *ends, stage.last == end)
         options = (layout.sp, layout.recompute, layout.memory_gather, layout.saved_input, layout.attention)
-        key = (*slices, layout.tp, layout.transport == "kv", *options, size)
+        key = (*slices, layout.tp, layout.vocabulary, layout.transport == "kv", *options, size)
         if key not in self._saved:
             alone = Stage(index=0, first=stage.first, last=stage.last, inputs=(), outputs=())
             shape = StepShape(

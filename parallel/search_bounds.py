@@ -88,7 +88,7 @@ class Bounds:
         if not isinstance(layout.cut, str):
             return layout.cut
         profile = None if layout.cut == "even" else self.profile(layout)
-        key: tuple[object, ...] = (layout.cut, layout.pp, layout.chunks, layout.placement)
+        key: tuple[object, ...] = (layout.cut, layout.pp, layout.chunks, layout.placement, layout.vocabulary)
         if profile is not None:
             key += (layout.tp, layout.microbatches if layout.schedule == "list" else 0, layout.transport == "kv")
         if profile is not None and layout.cut != "parameters":
@@ -187,7 +187,8 @@ class Bounds:
             (profile.decoder_embedding, config.vocabulary),
             (profile.head, config.vocabulary),
         ):
-            works.append((piece, rows // layout.tp * config.width // 3))
+            held = rows // layout.tp if layout.shards_vocabulary else rows
+            works.append((piece, held * config.width // 3))
         return min(
             self._gradient_seconds(layout, rank, elements, waits=False) / work.total
             for work, elements in works
@@ -295,5 +296,6 @@ def _reader(profile: Profile) -> Work:
 
 
 def _inside(layout: Layout) -> tuple[object, ...]:
-    """What changes the cost of a block, but for tp."""
-    return (layout.sp, layout.recompute, layout.memory_gather, layout.saved_input, layout.attention)
+    """What changes the cost of blocks and ends, but for tp."""
+    words = (layout.recompute, layout.memory_gather, layout.saved_input, layout.vocabulary, layout.attention)
+    return (layout.sp, *words)

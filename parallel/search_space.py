@@ -6,9 +6,10 @@
 A step is `num_sequences` over all devices, dealt evenly: dp ranks, microbatches, b sequences each. tp stays within a
 node. What cannot matter is left at its default, so that no layout is tried twice: one stage a pipeline has one schedule
 and cut, a model without memory gathers and sends none, and ships keys and values with one stage a rank alone. Any
-field of a layout can be given; then only its value is tried. Left out: context parallelism, explicit cuts, schedules
-`list` and inputs kept whole (`saved_input`), which cost too much to be tried everywhere (`parallel/search.py` makes
-some), and who runs what: ZeRO 2 and 3 need another engine than the native one.
+field of a layout can be given; then only its value is tried. Left out: context parallelism, explicit cuts, whole
+vocabularies unless they are given, schedules `list` and inputs kept whole (`saved_input`), which cost too much to be
+tried everywhere (`parallel/search.py` makes some), and who runs what: ZeRO 2 and 3 need another engine than the native
+one.
 """
 
 import dataclasses
@@ -74,6 +75,9 @@ class Question:
             if value is not None and value < 1:
                 raise ValueError(f"{name} = {value}; it must be at least 1")
         self.shape(1).check(self.config)
+        if self._has_whole_vocabulary and self.fixed.get("sp"):
+            # Refused by any layout with both.
+            Layout(tp=2, sp=True, vocabulary="whole")
         cut = self.fixed.get("cut", "even")
         if not isinstance(cut, str) or cut == "memory":
             told = list(cut) if isinstance(cut, tuple) else cut
@@ -129,13 +133,14 @@ class Question:
         fixed = {name: self.fixed[name] for name in ("attention",) if name in self.fixed}
         for degrees in self.degrees():
             is_sharded = degrees.tp > 1
+            fixed["vocabulary"] = "whole" if is_sharded and self._has_whole_vocabulary else "sharded"
             for sp, gather, recompute, zero in itertools.product(
                 self._choices("sp", (False, True)),
                 self._choices("memory_gather", get_args(MemoryGather)[::-1], only=not (has_memory and is_sharded)),
                 self._choices("recompute", get_args(Recompute)),
                 self._choices("zero", range(4)),
             ):
-                if (sp and not is_sharded) or (zero and degrees.dp == 1):
+                if (sp and (not is_sharded or self._has_whole_vocabulary)) or (zero and degrees.dp == 1):
                     continue
                 saved_input = self.fixed.get("saved_input", "shard") if sp else "shard"
                 yield degrees.replace(
@@ -192,6 +197,10 @@ class Question:
 
     # ---- what is given ------------------------------------------------------------------------------------------
 
+    @property
+    def _has_whole_vocabulary(self) -> bool:
+        return bool(self.fixed.get("vocabulary") == "whole")
+
     def _is_open(self, field: str, value: object) -> bool:
         return bool(self.fixed.get(field, value) == value)
 
@@ -207,7 +216,7 @@ class Question:
                 if not self._is_open("pp", pp):
                     continue
                 try:
-                    Layout(tp=tp, pp=pp).check_model(self.config)
+                    Layout(tp=tp, pp=pp, vocabulary=self.fixed.get("vocabulary", "sharded")).check_model(self.config)
                 except ValueError:
                     continue
                 yield tp, pp

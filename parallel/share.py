@@ -7,7 +7,7 @@ Tensor parallelism deals whole heads, ffn columns and vocabulary rows (t = tp, c
     query heads   N / t
     KV heads      max(1, K / t)                              fewer heads than ranks are held several times
     ffn columns   F / t
-    vocabulary    floor(V (c + 1) / t) - floor(V c / t)      rows; uneven where t does not divide V
+    vocabulary    floor(V (c + 1) / t) - floor(V c / t)      rows; uneven where t does not divide V; V if it is whole
 
 Ranks of one pp coordinate differ in their vocabulary rows alone, so one stands for all whose rows are equally many.
 Left out: bytes, FLOPs, events; and context parallelism, which no closed form here knows yet.
@@ -161,6 +161,8 @@ class Share:
         """Rows of one of `token_weights` that this rank holds."""
         config = self.config
         rows = config.source_vocabulary if name.startswith("encoder.") else config.vocabulary
+        if not self.layout.shards_vocabulary:
+            return rows
         start, stop = Part(count=rows, width=1).share(self.layout.tp, self.coordinate.tp)
         return stop - start
 

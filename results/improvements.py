@@ -29,8 +29,8 @@ QUANTITIES = ("step_seconds", "busiest_rank_seconds", "played_seconds", "rank_im
 BASELINES = ("even", "aligned")
 GROUP = (
     *("machine", "experiment", "engine", "compiled", "model", "tp", "pp", "dp", "cp", "sp", "zero", "microbatches"),
-    *("recompute", "saved_input", "attention", "source_length", "target_length", "tokens_per_step", "dtype", "device"),
-    "backend",
+    *("recompute", "saved_input", "layout_vocabulary", "attention", "source_length", "target_length"),
+    *("tokens_per_step", "dtype", "device", "backend"),
 )
 """What a cell and its baseline have in common."""
 COLUMNS = (

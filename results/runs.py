@@ -51,6 +51,7 @@ IDENTITY = (
     "schedule",
     "memory_gather",
     "saved_input",
+    "layout_vocabulary",
     "microbatches",
     "recompute",
     "attention",
@@ -63,7 +64,8 @@ IDENTITY = (
     "device",
     "backend",
 )
-"""Columns that every table begins with; `machine` is the host name."""
+"""Columns that every table begins with; `machine` is the host name, `vocabulary` the model's rows, and
+`layout_vocabulary` whether tp ranks share them."""
 
 KEY = ("machine", "experiment", "cell")
 """The columns that tell one run from all others."""
@@ -80,6 +82,7 @@ def identity(record: Record) -> Row:
         "architecture": record.model.get("architecture", ""),
         "model": record.model.get("name", ""),
         "cut": cut if isinstance(cut, str) else ",".join(map(str, cut)),
+        "layout_vocabulary": layout.get("vocabulary"),
         "vocabulary": record.model.get("vocabulary"),
         "source_length": data.source_length if data else None,
         "target_length": data.target_length if data else None,

@@ -34,6 +34,7 @@ _EQUAL = (
     "schedule",
     "microbatches",
     "saved_input",
+    "layout_vocabulary",
     "recompute",
     "attention",
     "dtype",

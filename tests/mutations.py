@@ -120,3 +120,30 @@ def _skipped_all_reduce(is_skipped: Callable[[str, Site], bool]) -> Iterator[Non
 
     with mock.patch.object(Comm, "all_reduce", skipping):
         yield
+
+
+@contextlib.contextmanager
+def embedding_summed_over_tp() -> Iterator[None]:
+    """Gradients of a whole embedding, which are the same on every tp rank, are summed as if each were a part."""
+    synchronise = Gradients.synchronise
+
+    def summing(gradients: Gradients) -> None:
+        for name, view in gradients.views.items():
+            if name.endswith("token.weight"):
+                gradients._comm.all_reduce(view, "tp", site=Site(name="gradient.sequence"), phase="step").wait()
+        synchronise(gradients)
+
+    with mock.patch.object(Gradients, "synchronise", summing):
+        yield
+
+
+@contextlib.contextmanager
+def whole_counted_by_every_rank() -> Iterator[None]:
+    """What every tp rank holds whole counts towards the norm on each of them."""
+    counted = Gradients._counted
+
+    def counting(gradients: Gradients, name: str) -> list[Any]:
+        return counted(gradients, name) or [gradients.views[name]]
+
+    with mock.patch.object(Gradients, "_counted", counting):
+        yield

@@ -97,18 +97,20 @@ def _layout(generator: random.Random, config: ModelConfig) -> Layout:
     tp = generator.choice((1, 2, 4, 8))
     dp = generator.choice((1, 2, 3))
     zero = int(dp > 1 and generator.random() < 0.4)
+    sp = tp > 1 and generator.random() < 0.6
     return Layout(
         tp=tp,
         pp=pp,
         dp=dp,
         zero=zero,
         gradient_bucket_bytes=generator.choice((0, 1, 3000)) if dp > 1 and not zero else 0,
-        sp=tp > 1 and generator.random() < 0.6,
+        sp=sp,
         microbatches=generator.choice((1, 2, 3, 5)),
         schedule=generator.choice(("gpipe", "1f1b")),
         cut=generator.choice(cuts),
         memory_gather=generator.choice(("per_block", "per_stage")),
         saved_input=generator.choice(("shard", "whole")),
+        vocabulary="sharded" if sp else generator.choice(("sharded", "whole")),
         recompute=generator.choice(("none", "selective", "full")),
         attention=generator.choice(("fused", "materialised")),
     )

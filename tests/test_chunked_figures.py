@@ -26,6 +26,7 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
     {"schedule": "zb_h2", "recompute": "selective"},
     {"schedule": "zb_v", "placement": "v", "chunks": 2, "tp": 2, "sp": True, "recompute": "full"},
     {"schedule": "zb_h1", "tp": 2, "sp": True, "saved_input": "whole", "memory_gather": "per_block"},
+    {"schedule": "zb_v", "placement": "v", "chunks": 2, "tp": 2, "vocabulary": "whole"},
 )
 
 

@@ -19,6 +19,7 @@ def told(message: str) -> str:
 # ---- a layout by itself -------------------------------------------------------------------------------------------
 
 
+ROWS, OR_WHOLE = "every rank needs a row; try", ", or vocabulary = 'whole'"
 CUTS = "choose one of even, aligned, parameters, flops, times, memory or a list of first blocks"
 
 
@@ -49,6 +50,14 @@ CUTS = "choose one of even, aligned, parameters, flops, times, memory or a list 
             "gradient_bucket_bytes = 8 sums whole gradients: it needs zero = 0, got zero = 1",
         ),
         ({"saved_input": "half", "tp": 2, "sp": True}, "saved_input = 'half'; choose one of shard, whole"),
+        ({"vocabulary": "dealt"}, "vocabulary = 'dealt'; choose one of sharded, whole"),
+        (
+            {"vocabulary": "whole", "tp": 2, "sp": True},
+            (
+                "vocabulary = 'whole' needs whole sequences at the head, and sp shards them: "
+                "use sp = false, or vocabulary = 'sharded'"
+            ),
+        ),
         ({"recompute": "all"}, "recompute = 'all'; choose one of none, selective, full"),
         ({"attention": "flash"}, "attention = 'flash'; choose one of fused, materialised"),
         (
@@ -98,6 +107,7 @@ def test_unknown_keys_are_named_with_the_known_ones() -> None:
 def layouts(draw: st.DrawFn) -> Layout:
     tp, pp, dp = draw(st.integers(1, 8)), draw(st.integers(1, 4)), draw(st.integers(1, 8))
     zero = draw(st.integers(0, 3)) if dp > 1 else 0
+    is_whole = draw(st.booleans())
     explicit = st.lists(st.integers(1, 20), min_size=pp - 1, max_size=pp - 1).map(tuple)
     return Layout(
         tp=tp,
@@ -106,12 +116,13 @@ def layouts(draw: st.DrawFn) -> Layout:
         cp=draw(st.integers(1, 3)),
         zero=zero,
         gradient_bucket_bytes=draw(st.sampled_from([0, 1, 4096])) if dp > 1 and not zero else 0,
-        sp=tp > 1 and draw(st.booleans()),
+        sp=tp > 1 and not is_whole and draw(st.booleans()),
         microbatches=draw(st.integers(1, 32)),
         schedule=draw(st.sampled_from(["gpipe", "1f1b"])),
         cut=draw(st.one_of(st.sampled_from(["even", "aligned"]), explicit)),
         memory_gather=draw(st.sampled_from(["per_block", "per_stage"])),
         saved_input=draw(st.sampled_from(["shard", "whole"])),
+        vocabulary="whole" if is_whole else "sharded",
         recompute=draw(st.sampled_from(["none", "selective", "full"])),
         attention=draw(st.sampled_from(["fused", "materialised"])),
     )
@@ -144,7 +155,9 @@ def test_every_single_change_shows_in_the_label(layout: Layout) -> None:
         layout.replace(attention="fused" if layout.attention == "materialised" else "materialised"),
         layout.replace(cut="even" if layout.cut != "even" else "aligned"),
     ]
-    if layout.tp > 1:
+    if not layout.sp:
+        changed.append(layout.replace(vocabulary="whole" if layout.vocabulary == "sharded" else "sharded"))
+    if layout.tp > 1 and layout.vocabulary == "sharded":
         changed.append(layout.replace(sp=not layout.sp))
     if layout.dp > 1:
         changed.append(layout.replace(zero=(layout.zero + 1) % 4, gradient_bucket_bytes=0))
@@ -183,11 +196,11 @@ def test_the_world_is_the_product_of_the_degrees() -> None:
             "ffn width 26 over tp=4: tp must divide it; the nearest width that works is 24",
         ),
         (Layout(tp=4), {"ffn_width": 1}, "ffn width 1 over tp=4: tp must divide it; the nearest width that works is 4"),
-        (Layout(tp=4), {"vocabulary": 3}, "vocabulary 3 over tp=4: every rank needs a row; try tp <= 3"),
+        (Layout(tp=4), {"vocabulary": 3}, f"vocabulary 3 over tp=4: {ROWS} tp <= 3{OR_WHOLE}"),
         (
             Layout(tp=4),
             {"source_vocabulary": 2},
-            "vocabulary 2 over tp=4: every rank needs a row; try tp <= 2",
+            f"vocabulary 2 over tp=4: {ROWS} tp <= 2{OR_WHOLE}",
         ),
         (Layout(pp=6), {}, "pp = 6 stages over 5 blocks: every stage needs a block; try pp <= 5"),
         (

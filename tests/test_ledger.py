@@ -195,6 +195,15 @@ def test_the_head_gathers_its_input_under_sequence_parallelism() -> None:
     assert told(ledger, "loss") == [f"all_gather  target forward {2 * 2 * M_L}"]
 
 
+@pytest.mark.parametrize("tying", ["none", "all"])
+def test_a_whole_vocabulary_sends_nothing_at_the_ends_and_the_same_between_them(tying: str) -> None:
+    config = config_of(tying=tying, head_bias=True)
+    sharded, whole = (ledger_of(config, Layout(tp=2, vocabulary=held)) for held in ("sharded", "whole"))
+    ends = ("encoder.embedding.token", "decoder.embedding.token", "head", "loss")
+    assert {event.site for event in sharded} >= set(ends)
+    assert whole.events == [event for event in sharded if event.site not in ends]
+
+
 @pytest.mark.parametrize("vocabulary", [11, 50])
 def test_what_is_sent_does_not_depend_on_the_vocabulary_but_for_its_gradient(vocabulary: int) -> None:
     def in_step(ledger: Ledger) -> list[Event]:

@@ -15,11 +15,13 @@ from tests.mutations import (
     broken_all_reduce,
     broken_loss,
     drifting_tied_copy,
+    embedding_summed_over_tp,
     gradient_kept,
     gradient_scaled_twice,
     norm_not_summed,
     sent_after_the_first_microbatch,
     untold_event,
+    whole_counted_by_every_rank,
 )
 from tests.rank import Worker
 from tests.spawn import Ranks
@@ -27,6 +29,7 @@ from tests.spawn import Ranks
 Mutation = Callable[..., contextlib.AbstractContextManager[None]]
 
 TENSOR_PARALLEL = case_of(named_model("tiny-transformer"), Layout(tp=2))
+WHOLE_VOCABULARY = case_of(named_model("tiny-transformer"), Layout(tp=2, vocabulary="whole"))
 SEQUENCE_PARALLEL = case_of(named_model("tiny-t5"), Layout(tp=2, sp=True))
 PIPELINE = case_of(named_model("tiny-encoder-decoder"), Layout(pp=2, microbatches=3))
 BUCKETS = case_of(named_model("tiny-t5"), Layout(dp=2, microbatches=3, gradient_bucket_bytes=1))
@@ -41,7 +44,9 @@ def wrong_kinds(parity: Parity) -> set[str]:
     return {kind for kind in ("loss", "gradient", "weight") if parity.worst(kind).error > LARGEST_ERROR}
 
 
-@pytest.mark.parametrize("case", [TENSOR_PARALLEL, SEQUENCE_PARALLEL, PIPELINE, BUCKETS], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [TENSOR_PARALLEL, WHOLE_VOCABULARY, SEQUENCE_PARALLEL, PIPELINE, BUCKETS], ids=lambda case: case.name
+)
 def test_each_case_passes_when_nothing_is_broken(case: Case, two_ranks: Ranks) -> None:
     assert two_ranks.run(proved, case, contextlib.nullcontext, ())[0].failures == ()
 
@@ -59,6 +64,20 @@ def test_a_loss_over_some_rows_of_the_vocabulary_is_noticed(two_ranks: Ranks) ->
     parity = two_ranks.run(proved, TENSOR_PARALLEL, broken_loss, ())[0]
     assert not parity.has_passed
     assert wrong_kinds(parity) == {"loss", "gradient", "weight"}
+
+
+def test_a_whole_embedding_whose_gradient_is_summed_is_noticed(two_ranks: Ranks) -> None:
+    parity = two_ranks.run(proved, WHOLE_VOCABULARY, embedding_summed_over_tp, ())[0]
+    assert wrong_kinds(parity) == {"gradient", "weight"}
+    assert "embedding.token" in parity.gradient.name
+    assert parity.gradient.error == pytest.approx(1.0)
+
+
+def test_a_norm_that_counts_what_is_whole_on_every_rank_is_noticed(two_ranks: Ranks) -> None:
+    parity = two_ranks.run(proved, WHOLE_VOCABULARY, whole_counted_by_every_rank, ())[0]
+    assert wrong_kinds(parity) == set()
+    assert parity.gradient_norm.error > 1e-3
+    assert not parity.has_passed
 
 
 def test_a_gradient_that_is_scaled_twice_is_noticed(two_ranks: Ranks) -> None:

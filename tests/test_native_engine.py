@@ -20,7 +20,13 @@ from tests.small_models import ARCHITECTURES, small_batch, small_config
 from tests.spawn import Ranks
 from tests.tolerances import EXACT_RTOL
 
-LAYOUTS = [Layout(tp=2), Layout(tp=2, sp=True, recompute="full"), Layout(pp=2, microbatches=3), Layout(dp=2)]
+LAYOUTS = [
+    Layout(tp=2),
+    Layout(tp=2, vocabulary="whole"),
+    Layout(tp=2, sp=True, recompute="full"),
+    Layout(pp=2, microbatches=3),
+    Layout(dp=2),
+]
 
 
 def tied(architecture: Architecture) -> ModelConfig:

@@ -116,6 +116,19 @@ def test_only_an_encoder_decoder_has_entries_about_a_memory() -> None:
     }
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_whole_vocabulary_has_no_entry_and_is_whole_on_every_rank(architecture: Architecture) -> None:
+    config = small_config(architecture, head_bias=True, head_transform=True, embedding_norm=True)
+    sharded, whole = plan(config, TP), plan(config, TP.replace(vocabulary="whole"))
+    ends = [entry for entry in sharded.entries if entry.style.startswith("vocabulary")]
+    assert len(ends) == 2 + config.has_encoder + config.has_decoder
+    assert whole.entries == tuple(entry for entry in sharded.entries if entry not in ends)
+    for entry in ends[:-1]:
+        assert not sharded.shard(f"{entry.module}.weight", 0).is_whole
+        assert whole.shard(f"{entry.module}.weight", 0) == WHOLE
+    assert whole.shard("head.bias", 1) == WHOLE
+
+
 def test_embedding_and_head_under_tensor_parallelism() -> None:
     planned = plan(small_config("encoder_decoder", source_vocabulary=31), TP)
     assert told(planned, "encoder.embedding.") == ["token vocabulary_embedding stream=source leaving=reduce parts=31x1"]

@@ -43,6 +43,8 @@ LAYOUTS: tuple[tuple[Layout, dict[str, Any], int], ...] = (
     (Layout(tp=4, microbatches=2), {}, 4),
     (Layout(tp=4, sp=True, recompute="full", memory_gather="per_block", saved_input="whole"), {"dropout": 0.1}, 8),
     (Layout(tp=2, pp=2, sp=True, microbatches=3), {"norm": "rmsnorm", "positions": "rope", "activation": "swiglu"}, 2),
+    (Layout(tp=2, dp=2, vocabulary="whole", recompute="selective"), {"head_bias": True, "tying": "none"}, 2),
+    (Layout(tp=2, pp=2, vocabulary="whole", microbatches=3), {"dropout": 0.1, "source_vocabulary": 0}, 4),
     (
         Layout(tp=2, dp=2, recompute="selective", gradient_bucket_bytes=2000),
         {"positions": "relative", "relative_buckets": 8, "tying": "head"},

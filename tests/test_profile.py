@@ -180,6 +180,14 @@ def test_a_profile_of_something_else_is_refused_in_one_line(
     assert str(refusal.value) == expected
 
 
+def test_a_profile_of_sharded_rows_does_not_fit_whole_ones_unless_there_is_one_rank() -> None:
+    sharded, whole = Layout(tp=2), Layout(tp=2, vocabulary="whole")
+    with pytest.raises(ValueError, match="it has vocabulary = 'sharded', and the layout has 'whole'"):
+        profile_of(OURS, sharded).check(OURS, whole)
+    profile_of(OURS, whole).check(OURS, whole)
+    profile_of(OURS, sharded.replace(tp=1)).check(OURS, whole.replace(tp=1))
+
+
 def test_a_profile_fits_its_own_model_under_any_name_and_any_pipeline() -> None:
     layout = Layout(pp=2, microbatches=4, cut="flops")
     shape = StepShape(num_sequences=7, source_length=7, target_length=5)
@@ -215,11 +223,19 @@ def test_a_profile_comes_back_from_its_file(tmp_path: Path, name: str) -> None:
     config = named_model(name)
     lacking = {f"{side}_{part}": Work() for side in ("encoder", "decoder") for part in ("embedding", "stage", "block")}
     lacking = {key: work for key, work in lacking.items() if not getattr(config, f"has_{key.partition('_')[0]}")}
-    for profile in (profile_of(config, Layout(tp=2, recompute="full")), seconds(config, **lacking)):
+    layout = Layout(tp=2, vocabulary="whole", recompute="full")
+    for profile in (profile_of(config, layout), seconds(config, **lacking)):
         save(profile, tmp_path / "profile.toml")
         again = load(tmp_path / "profile.toml")
         assert again == profile
         assert again.machine == profile.machine
+
+
+def test_a_file_that_does_not_tell_the_vocabulary_has_it_sharded(tmp_path: Path) -> None:
+    file = tmp_path / "profile.toml"
+    save(profile_of(OURS, Layout(tp=2)), file)
+    file.write_text(file.read_text().replace('vocabulary = "sharded"\n', ""))
+    assert load(file) == profile_of(OURS, Layout(tp=2))
 
 
 def test_a_file_names_the_unit_of_every_cost(tmp_path: Path) -> None:
@@ -245,6 +261,7 @@ def test_a_file_names_the_unit_of_every_cost(tmp_path: Path) -> None:
         ("forward_seconds = 0.001\n", "forward_seconds = inf\n", "forward_seconds = inf; a cost is a number"),
         ("tp = 1", "tp = true", "tp = True; it must be a whole number"),
         ("sp = false", "sp = 0", "sp = 0; it must be true or false"),
+        ('vocabulary = "sharded"', 'vocabulary = "half"', "vocabulary = 'half'; choose one of sharded, whole"),
         ('recompute = "none"', 'recompute = "some"', "recompute = 'some'; choose one of none, selective, full"),
         ("source_length = 7", "source_length = 9999", "t5-small reads 1 to 512 source positions"),
         ("width = 512", "width = 500", "model: width 500 over 8 heads"),

@@ -189,6 +189,9 @@ def test_blocks_of_one_rank_are_measured_as_its_shard() -> None:
     for piece in PIECES:
         assert getattr(flops, piece) == getattr(alone, piece)
     assert parameter_counts(small).total < parameter_counts(config).total / 4
+    assert rank_config(config, 4, "whole") == small.replace(vocabulary=1001, source_vocabulary=1001)
+    whole = counted(config, Layout(tp=4, vocabulary="whole"))
+    assert whole.head == counted(small.replace(vocabulary=1001, source_vocabulary=1001)).head
 
 
 # ---- messages -------------------------------------------------------------------------------------------------------

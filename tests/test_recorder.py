@@ -28,6 +28,7 @@ from tests.small_models import ARCHITECTURES
         Layout(tp=2, pp=2, dp=2, sp=True, microbatches=3, recompute="full"),
         Layout(tp=4, sp=True, saved_input="whole", memory_gather="per_block", attention="materialised"),
         Layout(tp=2, pp=3, schedule="gpipe", microbatches=2, memory_gather="per_block"),
+        Layout(tp=4, pp=2, vocabulary="whole", microbatches=2),
     ],
     ids=lambda layout: layout.label,
 )

@@ -46,6 +46,11 @@ WHOLE = {
         Layout(tp=2, sp=True, microbatches=3, recompute="full", memory_gather="per_block", saved_input="whole"),
         6,
     ),
+    "a whole vocabulary on both stages": (
+        {"num_encoder_blocks": 3, "num_decoder_blocks": 3, "tying": "all", "head_bias": True},
+        Layout(tp=4, pp=2, vocabulary="whole", microbatches=3),
+        5,
+    ),
     "relative biases over three stages, cores recomputed": (
         {"num_encoder_blocks": 4, "num_decoder_blocks": 5, "positions": "relative", "relative_buckets": 8},
         Layout(tp=4, pp=3, dp=2, microbatches=2, recompute="selective"),

@@ -165,7 +165,8 @@ def _tensor_parallel(runs: pd.DataFrame) -> pd.DataFrame:
 def _variant(pair: Pair) -> str:
     run = pair.encoder_decoder
     kept = f" {run['saved_input']}" if run["saved_input"] != "shard" else ""
-    return f"tp+sp {run['memory_gather']}{kept}" if run["sp"] else "tp"
+    whole = " whole vocabulary" if run["layout_vocabulary"] == "whole" else ""
+    return f"tp+sp {run['memory_gather']}{kept}" if run["sp"] else f"tp{whole}"
 
 
 def _costs(communication: pd.DataFrame) -> dict[str, int]:
