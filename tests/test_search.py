@@ -188,9 +188,10 @@ def test_no_step_is_shorter_than_its_bounds(config: ModelConfig) -> None:
 
 
 @pytest.mark.parametrize("config", [PAIR, ENCODER], ids=lambda config: config.architecture)
-@pytest.mark.parametrize("transport", ["relay", "kv"])
-def test_zero_and_recomputation_are_bounded_too(config: ModelConfig, transport: str) -> None:
-    asked = question(config, fixed={"microbatches": 2, "cut": "even", "transport": transport, "placement": "linear"})
+@pytest.mark.parametrize("options", [{}, {"transport": "kv"}, {"tp": 2, "vocabulary": "whole"}], ids=str)
+def test_zero_and_recomputation_are_bounded_too(config: ModelConfig, options: dict[str, Any]) -> None:
+    fixed = {"microbatches": 2, "cut": "even", "transport": "relay", "placement": "linear"} | options
+    asked = question(config, fixed=fixed)
     bounds = Bounds(asked)
     for layout in every_layout(asked):
         size, step = asked.size(layout), step_of(asked, layout).step_seconds

@@ -46,10 +46,10 @@ def _pipeline_limits(layout: Layout) -> Iterator[str]:
 
 
 def _uneven(config: ModelConfig, layout: Layout) -> Iterator[str]:
-    for told, number in (
-        ("KV heads", config.num_kv_heads),
+    rows = (
         ("rows of the vocabulary", config.vocabulary),
         ("rows of the source vocabulary", config.source_vocabulary),
-    ):
+    )
+    for told, number in (("KV heads", config.num_kv_heads), *(rows if layout.shards_vocabulary else ())):
         if number % layout.tp:
             yield f"fairscale cuts evenly: tp = {layout.tp} must divide {number} {told}"

@@ -10,6 +10,8 @@
     relative_bias.table             columns: the heads of the rank
     head                            columns: logits stay sharded, the loss reads them so (`loss_parallel`)
 
+A vocabulary that is whole on every rank has no style at token and head: plain tensors, as norms are without sp.
+
 What passes between sublayers is a plain tensor, whole or a part of the sequence, so that models need not know. Hidden
 states are sequence-first: the sequence is dim 0. Sources: torch.distributed.tensor.parallel; Korthikanti et al. 2022
 (arXiv 2205.05198) for sequence parallelism.
@@ -52,16 +54,17 @@ def styles(model: Model, layout: Layout) -> dict[str, ParallelStyle]:
     if model.head is not None:
         if layout.sp and any(True for _ in model.head.get_submodule("transform").parameters()):
             told["head.transform"] = SequenceParallel(sequence_dim=_SEQUENCE, use_local_output=True)
-        told["head.projection"] = ColwiseParallel(
-            input_layouts=stream, output_layouts=Shard(-1), use_local_output=False
-        )
+        if layout.shards_vocabulary:
+            told["head.projection"] = ColwiseParallel(
+                input_layouts=stream, output_layouts=Shard(-1), use_local_output=False
+            )
     return told
 
 
 def _stack_styles(stack: Stack, layout: Layout, stream: Placement) -> dict[str, ParallelStyle]:
     told: dict[str, ParallelStyle] = {}
     names = dict(stack.named_modules())
-    if "embedding.token" in names:
+    if "embedding.token" in names and layout.shards_vocabulary:
         told["embedding.token"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=stream)
     if layout.sp:
         for name in ("embedding.position", "embedding.token_type", "embedding.features"):
