@@ -9,7 +9,8 @@ the loss of label y is
 and every rank gathers the other ranks' two numbers, c_r and z_r,y (zero where the label is elsewhere), at once.
 
 Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3, which reduces largest logit, sum and label's logit in three
-messages; sums by their logarithms need no common maximum.
+messages; sums by their logarithms need no common maximum. Left out: a vocabulary that is whole on every rank, whose
+modules stay those of `models/`.
 """
 
 from typing import Any

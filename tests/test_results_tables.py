@@ -54,6 +54,18 @@ def test_a_table_without_rows_has_the_columns_of_one_with_rows(told: tables.Tabl
         assert empty.empty
 
 
+def test_rows_of_the_vocabulary_stand_beside_who_holds_them_which_older_records_do_not_tell() -> None:
+    sharded, whole = (record(ENCODER_DECODER, TP.replace(vocabulary=held)) for held in ("sharded", "whole"))
+    older = {name: value for name, value in sharded.layout.items() if name != "vocabulary"}
+    for entry, held in (
+        (sharded, "sharded"),
+        (dataclasses.replace(sharded, layout=older), "sharded"),
+        (whole, "whole"),
+    ):
+        run = tables.build([entry]).runs.iloc[0]
+        assert run[["vocabulary", "layout_vocabulary"]].tolist() == [ENCODER_DECODER.vocabulary, held]
+
+
 def test_a_run_is_described_by_its_model_layout_and_text() -> None:
     run = tables.build([record(ENCODER_DECODER, Layout(pp=2, cut=(3,), microbatches=4))]).runs.iloc[0]
     assert run[["architecture", "model", "twins", "match"]].tolist() == [

@@ -34,6 +34,7 @@ def test_twins_on_one_layout_are_a_pair() -> None:
         record(DECODER_ONLY, TP.replace(tp=1)),
         record(DECODER_ONLY, TP.replace(microbatches=4)),
         record(DECODER_ONLY, TP.replace(sp=True)),
+        record(DECODER_ONLY, TP.replace(vocabulary="whole")),
         changed(TWIN, engine="torch"),
         changed(TWIN, twins="others"),
         changed(TWIN, twins=""),
