@@ -72,8 +72,11 @@ def _shape(config: ModelConfig, layout: Layout, dtype_bytes: int) -> StepShape:
 
 
 def _computing(operators: Iterable[Operator]) -> frozenset[Operator]:
-    """Without the end of the step, and without what gloo does to gather into one tensor: it gathers many and copies."""
-    of_gloo = ("aten.split.Tensor", "aten.copy_.default")
+    """Without the end of the step, and without what gloo does: to gather into one tensor it gathers many and copies.
+
+    Autograd copies a gradient that gloo's thread happens to hold still, instead of taking it.
+    """
+    of_gloo = ("aten.split.Tensor", "aten.copy_.default", "aten.new_empty_strided.default")
     return frozenset(operator for operator in operators if operator[2] != "step" and operator[0] not in of_gloo)
 
 
