@@ -188,10 +188,11 @@ def test_no_step_is_shorter_than_its_bounds(config: ModelConfig) -> None:
 
 
 @pytest.mark.parametrize("config", [PAIR, ENCODER], ids=lambda config: config.architecture)
-@pytest.mark.parametrize("options", [{}, {"transport": "kv"}, {"tp": 2, "vocabulary": "whole"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"transport": "relay"}, {"transport": "kv"}, {"transport": "relay", "tp": 2, "vocabulary": "whole"}]
+)
 def test_zero_and_recomputation_are_bounded_too(config: ModelConfig, options: dict[str, Any]) -> None:
-    fixed = {"microbatches": 2, "cut": "even", "transport": "relay", "placement": "linear"} | options
-    asked = question(config, fixed=fixed)
+    asked = question(config, fixed={"microbatches": 2, "cut": "even", "placement": "linear"} | options)
     bounds = Bounds(asked)
     for layout in every_layout(asked):
         size, step = asked.size(layout), step_of(asked, layout).step_seconds
