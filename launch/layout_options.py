@@ -30,7 +30,8 @@ _OPTIONS = (
         "--gradient-bucket-bytes",
         default=_DEFAULT.gradient_bucket_bytes,
         show_default=True,
-        help="Of gradients that are summed over dp at once, behind the backward; 0 sums all of them after it.",
+        help="Least of gradients, in whole blocks, that leave for their sum over dp while the backward runs; "
+        "0 sums all of them after it. Native engine; the size of DDP's buckets.",
     ),
     click.option("--sp", is_flag=True, help="Shard the sequence over the tp ranks between products."),
     click.option("--microbatches", default=_DEFAULT.microbatches, show_default=True, help="Microbatches of a step."),

@@ -54,6 +54,8 @@ def compile_blocks(model: nn.Module) -> None:
     """Replaces the forward of every block; whatever recomputes blocks is installed afterwards, around it."""
     # Beyond the limit of variants torch would run a block uncompiled and say nothing.
     torch._dynamo.config.fail_on_recompile_limit_hit = True  # noqa: SLF001, has no public name
+    # It cuts graphs at DDP's buckets, for which a block is too small, and refuses buckets below DDP's first.
+    torch._dynamo.config.optimize_ddp = False  # noqa: SLF001, has no public name
     compiled: dict[tuple[type[nn.Module], bool], Callable[..., Tensor]] = {}
     apart: dict[type[nn.Module], type[nn.Module]] = {}
     blocks: list[nn.Module] = [one for one in model.modules() if isinstance(one, EncoderBlock | DecoderBlock)]

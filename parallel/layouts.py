@@ -67,7 +67,8 @@ class Layout:
     again, or the `whole`, which costs bytes instead. It is the native engine's choice: DTensor keeps the whole whatever
     is said here. Without sp nothing is gathered, and either is the same.
     `gradient_bucket_bytes` is what the native engine sums over dp at least at once while the last backward still runs
-    (`parallel/buckets.py`); 0 sums all gradients once, after it. Others: DDP's buckets are as large, or as ever at 0.
+    (`parallel/buckets.py`); 0 sums all gradients once, after it. Of others, DistributedDataParallel's buckets are as
+    large, or as ever at 0; what else wraps a model, and DeepSpeed, take no size.
     `vocabulary` is what a tp rank holds of embeddings and head: its rows of them (`sharded`), of which partial sums are
     made whole, or the `whole`, from which it computes all logits and the loss on its own: no message, but more
     parameters, states and FLOPs. DeepSpeed's AutoTP does the latter whatever is said here. With tp = 1 either is the

@@ -117,7 +117,9 @@ class Loads:
         return tuple(int(max_in_flight(row)) for row in table)
 
     def _make_kinds(self, tp: int, pp: int) -> tuple[_Kind, ...]:
-        layout = self.base.replace(tp=tp, pp=pp, dp=1, cp=1, sp=False, zero=0, recompute="none")
+        layout = self.base.replace(
+            tp=tp, pp=pp, dp=1, cp=1, sp=False, zero=0, gradient_bucket_bytes=0, recompute="none"
+        )
         first: dict[tuple[object, ...], Coordinate] = {}
         for index in range(pp):
             at = Coordinate(dp=0, pp=index, cp=0, tp=0)

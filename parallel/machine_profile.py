@@ -77,9 +77,8 @@ def _collectives(machine: Machine, config: ModelConfig, layout: Layout, shape: S
     small = config.replace(
         num_encoder_blocks=min(1, config.num_encoder_blocks), num_decoder_blocks=min(1, config.num_decoder_blocks)
     )
-    alone = layout.replace(
-        pp=1, dp=1, chunks=1, placement="linear", schedule="1f1b", cut="even", zero=0, transport="relay", microbatches=1
-    )
+    linear = layout.replace(pp=1, chunks=1, placement="linear", schedule="1f1b", cut="even", transport="relay")
+    alone = linear.replace(dp=1, zero=0, gradient_bucket_bytes=0, microbatches=1)
     made = plan(small, alone)
     share = share_of(made, Coordinate(dp=0, pp=0, cp=0, tp=0))
     # Where groups begin within a node repeats after so many.

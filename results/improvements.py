@@ -28,9 +28,9 @@ from results.twins import select
 QUANTITIES = ("step_seconds", "busiest_rank_seconds", "played_seconds", "rank_imbalance", "over_ideal")
 BASELINES = ("even", "aligned")
 GROUP = (
-    *("machine", "experiment", "engine", "compiled", "model", "tp", "pp", "dp", "cp", "sp", "zero", "microbatches"),
-    *("recompute", "saved_input", "layout_vocabulary", "attention", "source_length", "target_length"),
-    *("tokens_per_step", "dtype", "device", "backend"),
+    *("machine", "experiment", "engine", "compiled", "model", "tp", "pp", "dp", "cp", "sp", "zero"),
+    *("gradient_bucket_bytes", "microbatches", "recompute", "saved_input", "layout_vocabulary", "attention"),
+    *("source_length", "target_length", "tokens_per_step", "dtype", "device", "backend"),
 )
 """What a cell and its baseline have in common."""
 COLUMNS = (

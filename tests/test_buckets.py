@@ -6,14 +6,18 @@ import pytest
 import torch
 from torch import nn
 
+from launch.machine_files import load_machine
+from models.named import named_model
 from parallel.arrivals import Arrivals, Bucket
 from parallel.buckets import block_parameters, bucket_parameters, fill
 from parallel.comm import Comm, Done, Site
 from parallel.deferral import Deferral
+from parallel.figures import StepShape
 from parallel.layouts import Layout
 from parallel.parameters import parameter_counts, whole_parameters
 from parallel.plans import plan
 from parallel.share import shares
+from parallel.step_time import step_time
 from tests.sampled_layouts import samples
 from tests.small_models import small_config
 
@@ -115,3 +119,14 @@ def test_a_share_that_would_be_lost_is_an_error() -> None:
     model(torch.ones(1, 2)).sum().backward()
     with pytest.raises(AssertionError, match="came after all that were expected"):
         model(torch.ones(1, 2)).sum().backward()
+
+
+@pytest.mark.parametrize("layout", [Layout(tp=2, dp=2), Layout(tp=2, dp=4, pp=2, sp=True)], ids=lambda one: one.label)
+def test_predicted_pipelines_are_as_without_buckets_and_what_follows_is_no_longer(layout: Layout) -> None:
+    shape = StepShape(num_sequences=8, source_length=512, target_length=128)
+    once, behind = (
+        step_time(load_machine("h100"), named_model("t5-small"), layout.replace(gradient_bucket_bytes=least), shape)
+        for least in (0, 2**20)
+    )
+    assert behind.timeline == once.timeline
+    assert behind.gradient_seconds < once.gradient_seconds

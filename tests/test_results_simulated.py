@@ -179,6 +179,13 @@ def test_without_a_control_nothing_is_decided() -> None:
     assert set(build(entries).improvements["outcome"]) == {"undecided"}
 
 
+def test_pipelines_that_sum_their_gradients_otherwise_are_not_compared() -> None:
+    layouts = [EVEN.replace(dp=2), ALIGNED.replace(dp=2, gradient_bucket_bytes=8)]
+    assert build([record(ENCODER_DECODER, layout) for layout in layouts]).improvements.empty
+    alike = [layout.replace(gradient_bucket_bytes=8) for layout in layouts]
+    assert not build([record(ENCODER_DECODER, layout) for layout in alike]).improvements.empty
+
+
 def test_step_time_of_oversubscribed_runs_is_not_compared() -> None:
     layouts = [layout.replace(pp=3, microbatches=3) for layout in (EVEN, ALIGNED)]
     told = build([record(ENCODER_DECODER, layout) for layout in layouts]).improvements
