@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
+import torch._inductor.config
 from torch import Tensor, nn
 
 from models.blocks import DecoderBlock, EncoderBlock
@@ -56,6 +57,8 @@ def compile_blocks(model: nn.Module) -> None:
     torch._dynamo.config.fail_on_recompile_limit_hit = True  # noqa: SLF001, has no public name
     # It cuts graphs at DDP's buckets, for which a block is too small, and refuses buckets below DDP's first.
     torch._dynamo.config.optimize_ddp = False  # noqa: SLF001, has no public name
+    # Attention is a kernel already; what looks for it again dies of a relative bias and a batch of one sequence.
+    torch._inductor.config.pattern_matcher = False  # noqa: SLF001, has no public name
     compiled: dict[tuple[type[nn.Module], bool], Callable[..., Tensor]] = {}
     apart: dict[type[nn.Module], type[nn.Module]] = {}
     blocks: list[nn.Module] = [one for one in model.modules() if isinstance(one, EncoderBlock | DecoderBlock)]
