@@ -13,12 +13,12 @@ gradients for later, is refused; `full` runs the compiled block twice. Left out:
 
 import contextlib
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
-import torch._inductor.config
 from torch import Tensor, nn
 
 from models.blocks import DecoderBlock, EncoderBlock
@@ -57,8 +57,10 @@ def compile_blocks(model: nn.Module) -> None:
     torch._dynamo.config.fail_on_recompile_limit_hit = True  # noqa: SLF001, has no public name
     # It cuts graphs at DDP's buckets, for which a block is too small, and refuses buckets below DDP's first.
     torch._dynamo.config.optimize_ddp = False  # noqa: SLF001, has no public name
-    # Attention is a kernel already; what looks for it again dies of a relative bias and a batch of one sequence.
-    torch._inductor.config.pattern_matcher = False  # noqa: SLF001, has no public name
+    # Attention is a kernel already; what looks for it again dies of a relative bias and a batch of one sequence. The
+    # import takes a second, which ranks that compile nothing do not have to spend.
+    inductor: Any = importlib.import_module("torch._inductor.config")
+    inductor.pattern_matcher = False
     compiled: dict[tuple[type[nn.Module], bool], Callable[..., Tensor]] = {}
     apart: dict[type[nn.Module], type[nn.Module]] = {}
     blocks: list[nn.Module] = [one for one in model.modules() if isinstance(one, EncoderBlock | DecoderBlock)]
