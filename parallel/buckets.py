@@ -25,7 +25,6 @@ from parallel.parameters import (
     attention_parameters,
     ffn_parameters,
     kv_parameters,
-    parameter_counts,
     relative_parameters,
     token_matrices,
     whole_parameters,
@@ -37,13 +36,11 @@ from parallel.share import Share
 def bucket_parameters(share: Share, dtype_bytes: int) -> dict[tuple[int, ...], int]:
     """Parameters of each bucket of a rank, in the order of sending, by its blocks; () is what sp sums over tp too.
 
-    One bucket of all blocks where the layout has no least. `dtype_bytes` is of an element of the gradients.
+    Of a layout that has a least. `dtype_bytes` is of an element of the gradients.
     """
-    least_bytes = share.layout.gradient_bucket_bytes
     counts = block_parameters(share)
-    if not least_bytes:
-        return {tuple(sorted(counts, reverse=True)): parameter_counts(share).total}
-    filled = {blocks: sum(counts[block] for block in blocks) for blocks in fill(counts, least_bytes / dtype_bytes)}
+    least = share.layout.gradient_bucket_bytes / dtype_bytes
+    filled = {blocks: sum(counts[block] for block in blocks) for blocks in fill(counts, least)}
     in_sequence = whole_parameters(share) if share.layout.sp else 0
     return filled | ({(): in_sequence} if in_sequence else {})
 

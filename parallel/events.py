@@ -189,9 +189,11 @@ def _data_parallel_events(share: Share, element: int) -> Iterator[Event]:
     """Gradients over dp: all-reduced, or what the ZeRO stage puts in its place; parameters are as many bytes."""
     layout, count = share.layout, parameter_counts(share).total
     if layout.zero == 0:
-        phase: Phase = "backward" if layout.gradient_bucket_bytes else "step"
+        if not layout.gradient_bucket_bytes:
+            yield _in_step("all_reduce", "dp", layout.dp, count * element, "gradient.dp")
+            return
         for bucket in bucket_parameters(share, element).values():
-            yield _in_step("all_reduce", "dp", layout.dp, bucket * element, "gradient.dp", phase)
+            yield _in_step("all_reduce", "dp", layout.dp, bucket * element, "gradient.dp", "backward")
         return
     # Slices are equally long: the last one is padded.
     payload_bytes = -(-count // layout.dp) * layout.dp * element

@@ -39,15 +39,13 @@ def test_every_parameter_is_in_one_bucket() -> None:
     for sample in samples(60, seed=3):
         for share in shares(sample.plan):
             total = parameter_counts(share).total
-            buckets = bucket_parameters(share, 4)
-            assert sum(buckets.values()) == total
             in_sequence = whole_parameters(share) if share.layout.sp else 0
             assert sum(block_parameters(share).values()) == total - in_sequence
             if share.layout.gradient_bucket_bytes:
+                buckets = bucket_parameters(share, 4)
+                assert sum(buckets.values()) == total
                 assert buckets.get((), 0) == in_sequence
                 several += len(buckets) > 2
-            else:
-                assert len(buckets) == 1
     assert several > 10
 
 
