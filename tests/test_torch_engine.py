@@ -5,6 +5,7 @@ see `tests/test_torch_limits.py`): a ragged last microbatch; gradients divided b
 dp ranks with unequal labels; tied weights on two stages; gradients that DTensor places unlike their parameters.
 """
 
+import importlib.util
 from collections import Counter
 from collections.abc import Iterable
 
@@ -17,7 +18,7 @@ from launch.parity import LARGEST_ERROR, Parity, case_batch, check_parity
 from models.batch import IGNORED, Batch, synthetic_batch
 from models.config import Architecture, ModelConfig
 from parallel.comm import Comm
-from parallel.engines.choice import NATIVE, EngineChoice
+from parallel.engines.choice import NATIVE, EngineChoice, EngineName
 from parallel.engines.engine import StepFacts, build
 from parallel.engines.settings import EngineSettings
 from parallel.engines.torch_pipeline import equal_microbatches
@@ -207,12 +208,14 @@ def test_zero_halves_what_it_says_it_shards(two_ranks: Ranks) -> None:
 # ---- what the recorder sees -----------------------------------------------------------------------------------------
 
 
-def recorded(worker: Worker, config: ModelConfig, layout: Layout) -> tuple[list[Observed], str | None]:
+def recorded(
+    worker: Worker, config: ModelConfig, layout: Layout, engine_name: EngineName = "torch"
+) -> tuple[list[Observed], str | None]:
     """What the third of three steps sends: the first finds partners and shapes, the second settles DDP's buckets."""
     planned = plan(config, layout)
     comm = Comm.create(plan=planned, rank=worker.rank, groups=worker.groups, device=CPU)
     settings = EngineSettings(seed=0, dtype=torch.float32, device=CPU)
-    engine = build(EngineChoice("torch"), plan=planned, comm=comm, settings=settings)
+    engine = build(EngineChoice(engine_name), plan=planned, comm=comm, settings=settings)
     batch = deal(full_batch(config), layout, comm.coordinate.dp)
     engine.step(batch)
     engine.step(batch)
@@ -257,3 +260,18 @@ def test_the_recorder_sees_both_directions_of_a_pipeline_and_the_reductions_of_d
     for events, unknown in two_ranks.run(recorded, config, Layout(dp=2)):
         assert unknown is None
         assert sum(event.payload_bytes for event in events if event.payload_bytes > FLOAT * 2) == whole
+
+
+@pytest.mark.parametrize("engine_name", ["torch", "fairscale"])
+def test_replicas_sum_as_many_bytes_in_smaller_buckets_where_these_are_asked_for(
+    engine_name: EngineName, two_ranks: Ranks
+) -> None:
+    if importlib.util.find_spec(engine_name) is None:
+        pytest.skip(f"needs {engine_name}: pip install 'twinshard[engines]'")
+    layout, config = Layout(dp=2), config_of()
+    sent = []
+    for least_bytes in (0, 1000):
+        events, _ = two_ranks.run(recorded, config, layout.replace(gradient_bucket_bytes=least_bytes), engine_name)[0]
+        sent.append([event.payload_bytes for event in events if event.payload_bytes > FLOAT * 2])
+    assert sum(sent[0]) == sum(sent[1])
+    assert len(sent[1]) > 2 * len(sent[0])
